@@ -1,0 +1,82 @@
+# Everything a developer or CI runs. `make help` lists the targets.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+SAM := .venv-sam/bin/sam
+export SAM_CLI_TELEMETRY := 0
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F':.*## ' '{printf "%-12s %s\n", $$1, $$2}'
+
+.venv/.installed: requirements/dev.lock pyproject.toml
+	@$(PYTHON) tools/check_machine.py python
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/dev.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+.venv-sam/.installed: requirements/sam.lock
+	$(PYTHON) -m venv .venv-sam
+	.venv-sam/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/sam.lock
+	@touch $@
+
+.PHONY: setup
+setup: .venv/.installed ## install what the demo and the tests need
+	@$(PYTHON) tools/check_machine.py prometheus
+
+.PHONY: demo
+demo: setup ## watch a GPU fault in a real Prometheus become a replaced node
+	@$(BIN)/python -m local run local/scenarios/xid79.yaml
+
+.PHONY: lint
+lint: .venv/.installed ## format, lint, types, import direction, template, state machine, schemas
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy layers functions local tools
+	$(BIN)/lint-imports
+	$(BIN)/cfn-lint template.yaml cluster-access.yaml
+	$(BIN)/python tools/lint_asl.py
+	$(BIN)/python tools/schemas.py --check
+	$(BIN)/python tools/rules_doc.py --check
+
+.PHONY: format
+format: .venv/.installed ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: schemas
+schemas: .venv/.installed ## write events/schemas and docs/RULES.md anew
+	$(BIN)/python tools/schemas.py
+	$(BIN)/python tools/rules_doc.py
+
+.PHONY: unit
+unit: .venv/.installed ## unit tests, sockets blocked
+	$(BIN)/python -m pytest tests/unit --disable-socket --allow-unix-socket -q
+
+.PHONY: test
+test: setup lint ## lint, unit and integration tests, the first scenarios, coverage
+	@rm -f .coverage .coverage.*
+	time $(BIN)/python -m pytest tests/unit --disable-socket --allow-unix-socket -q --cov --cov-report=
+	time $(BIN)/python -m pytest tests/integration -q --cov --cov-append --cov-report=
+	$(BIN)/coverage report
+	time $(BIN)/python -m pytest tests/e2e -q -m first
+
+.PHONY: build
+build: .venv-sam/.installed ## sam validate, sam build, sizes
+	$(SAM) validate --lint --template template.yaml --region us-east-1
+	$(SAM) build --template template.yaml
+	$(PYTHON) tools/check_sizes.py
+
+.PHONY: scenarios
+scenarios: setup ## every scenario, and what must be refused
+	time $(BIN)/python -m pytest tests/e2e -q
+
+.PHONY: lock
+lock: .venv/.installed ## resolve the lock files anew
+	$(BIN)/python tools/lock.py
+
+.PHONY: clean
+clean: ## remove everything that can be made again
+	rm -rf .venv .venv-sam .aws-sam .local .mypy_cache .ruff_cache .pytest_cache .coverage .coverage.*

@@ -1,0 +1,18 @@
+"""Lambda of the step ReleaseNode: restore what the cordon changed."""
+
+from typing import Any
+
+from aws_lambda_powertools.utilities.typing import LambdaContext
+
+from nodemend import bootstrap
+from nodemend.application.release_node import release_node
+from nodemend.contracts.steps import ReleaseNodeRequest
+from nodemend.observability import logger
+
+
+@logger.inject_lambda_context(correlation_id_path="incident_id")
+def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
+    """Parse the step's input, run the use case, return its result to the state machine."""
+    request = ReleaseNodeRequest.model_validate(event)
+    result = release_node(request, ports=bootstrap.step_ports(context))
+    return result.model_dump(mode="json")

@@ -1,0 +1,1 @@
+"""nodemend: finds sick GPU nodes of Amazon EKS clusters and mends the cluster."""

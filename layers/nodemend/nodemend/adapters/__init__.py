@@ -1,0 +1,1 @@
+"""One module per outside system; each implements a port of `application/ports.py`."""

@@ -1,0 +1,182 @@
+"""A cluster's capacity in EC2 Auto Scaling groups: self-managed ones and managed node groups."""
+
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import boto3
+from botocore.exceptions import ClientError
+
+from nodemend.adapters._aws import client_config, error_code, translating
+from nodemend.application.ports import Fleet
+from nodemend.domain.capacity import AutoScalingGroup
+from nodemend.domain.errors import AwsUnavailableError, RepairRefusedError
+from nodemend.domain.policy import ClusterPolicy
+
+if TYPE_CHECKING:
+    from mypy_boto3_autoscaling.client import AutoScalingClient
+    from mypy_boto3_autoscaling.type_defs import ActivityTypeDef, AutoScalingGroupTypeDef
+
+_BUSY = frozenset({"ScalingActivityInProgress", "ResourceContention"})
+_LEAVING_STATES = ("Terminating", "Terminated")
+_GONE_EC2_STATES = frozenset({"shutting-down", "terminated"})
+_LAUNCH = "Launching a new EC2 instance"
+"""How the description of a launch begins; that of a termination begins "Terminating EC2"."""
+
+_ACTIVITIES = 200
+"""How far back a failed launch is looked for. A group that cannot launch adds one every few
+minutes, later every hour or so."""
+
+
+class AutoScalingCapacity:
+    """EC2 Auto Scaling, as far as one cluster's groups go.
+
+    Args:
+        session_for: The session of a cluster's role.
+    """
+
+    def __init__(self, *, session_for: Callable[[ClusterPolicy], boto3.Session]) -> None:
+        self._session_for = session_for
+
+    def fleet(self, cluster: ClusterPolicy) -> Fleet:
+        """Return the groups tagged as the cluster's.
+
+        Two listings, because filters are joined by "and": self-managed groups carry
+        `kubernetes.io/cluster/<name>`, and EKS tags its node groups' groups with
+        `eks:cluster-name` (and mostly the other one, too).
+        """
+        filters = (
+            {"Name": "tag-key", "Values": [f"kubernetes.io/cluster/{cluster.name}"]},
+            {"Name": "tag:eks:cluster-name", "Values": [cluster.name]},
+        )
+        return Fleet(
+            {
+                group.name: group
+                for each in filters
+                for group in self._groups(cluster, Filters=[each])
+            }
+        )
+
+    def group(self, cluster: ClusterPolicy, name: str) -> AutoScalingGroup | None:
+        """Return one group, or None if it is gone."""
+        return next(self._groups(cluster, AutoScalingGroupNames=[name]), None)
+
+    def _groups(self, cluster: ClusterPolicy, **selection: Any) -> Iterator[AutoScalingGroup]:  # noqa: ANN401
+        with translating("autoscaling:DescribeAutoScalingGroups"):
+            paginator = self._client(cluster).get_paginator("describe_auto_scaling_groups")
+            for page in paginator.paginate(**selection):
+                yield from map(_group_of, page["AutoScalingGroups"])
+
+    def terminate(self, cluster: ClusterPolicy, instance_id: str) -> None:
+        """Terminate an instance in its group; an instance that is going already is as good.
+
+        Desired capacity stays: a decrement would lose the node for good, and can make the group
+        even out its zones by ending another one.
+
+        Raises:
+            RepairRefusedError: if the group refuses for good.
+            AwsUnavailableError: if the group is busy with another activity.
+        """
+        action = "autoscaling:TerminateInstanceInAutoScalingGroup"
+        with translating(action):
+            try:
+                self._client(cluster).terminate_instance_in_auto_scaling_group(
+                    InstanceId=instance_id, ShouldDecrementDesiredCapacity=False
+                )
+            except ClientError as error:
+                code = error_code(error)
+                if code not in (*_BUSY, "ValidationError"):
+                    raise
+                state = self._state(cluster, instance_id)
+                if state.startswith(_LEAVING_STATES) or state in _GONE_EC2_STATES:
+                    return
+                text = f"{action}: {instance_id} ({state}): {error}"
+                if code in _BUSY:
+                    raise AwsUnavailableError(text) from error
+                raise RepairRefusedError(
+                    f"{text}. Remedy: an instance that is running and in no group must be ended, "
+                    "or put back into a group, by a person."
+                ) from error
+
+    def _state(self, cluster: ClusterPolicy, instance_id: str) -> str:
+        """Return the instance's lifecycle state in its group, else its EC2 state.
+
+        An instance that has left its group may run on (detached) or be gone; only EC2 knows.
+        """
+        with translating("autoscaling:DescribeAutoScalingInstances"):
+            members = self._client(cluster).describe_auto_scaling_instances(
+                InstanceIds=[instance_id]
+            )["AutoScalingInstances"]
+        if members:
+            return str(members[0]["LifecycleState"])
+        with translating("ec2:DescribeInstances"):
+            client = self._session_for(cluster).client(
+                "ec2", region_name=cluster.region, config=client_config()
+            )
+            try:
+                answer = client.describe_instances(InstanceIds=[instance_id])
+            except ClientError as error:
+                # EC2 forgets an instance about an hour after its end.
+                if error_code(error) == "InvalidInstanceID.NotFound":
+                    return "terminated"
+                raise
+        found = [each for part in answer["Reservations"] for each in part.get("Instances", [])]
+        return str(found[0]["State"]["Name"]) if found else "terminated"
+
+    def launch_problem(self, cluster: ClusterPolicy, group: str, since: datetime) -> str:
+        """Return the message of the group's newest failed launch since then, or an empty string.
+
+        Activities come newest first, so the search ends with the first that is older.
+        """
+        # What is in progress comes first, then what is over, newest first. Start times may be
+        # whole seconds: one in the second of `since` counts.
+        earliest = since.replace(microsecond=0)
+        with translating("autoscaling:DescribeScalingActivities"):
+            try:
+                for activity in self._activities(cluster, group):
+                    if activity["StartTime"] < earliest:
+                        if "EndTime" in activity:
+                            break
+                    elif _is_failed_launch(activity):
+                        return activity.get("StatusMessage") or activity.get("Description", "")
+            except ClientError as error:
+                # The group is gone, and `group` says so.
+                if error_code(error) != "ValidationError":
+                    raise
+        return ""
+
+    def _activities(self, cluster: ClusterPolicy, group: str) -> "Iterator[ActivityTypeDef]":
+        paginator = self._client(cluster).get_paginator("describe_scaling_activities")
+        for page in paginator.paginate(
+            AutoScalingGroupName=group,
+            PaginationConfig={"MaxItems": _ACTIVITIES, "PageSize": 100},
+        ):
+            yield from page["Activities"]
+
+    def _client(self, cluster: ClusterPolicy) -> "AutoScalingClient":
+        return self._session_for(cluster).client(
+            "autoscaling", region_name=cluster.region, config=client_config()
+        )
+
+
+def _is_failed_launch(activity: "ActivityTypeDef") -> bool:
+    return activity["StatusCode"] == "Failed" and activity.get("Description", "").startswith(
+        _LAUNCH
+    )
+
+
+def _group_of(group: "AutoScalingGroupTypeDef") -> AutoScalingGroup:
+    return AutoScalingGroup(
+        name=group["AutoScalingGroupName"],
+        desired=group["DesiredCapacity"],
+        min_size=group["MinSize"],
+        max_size=group["MaxSize"],
+        instances={
+            instance["InstanceId"]: instance["LifecycleState"]
+            for instance in group.get("Instances", [])
+        },
+        suspended=frozenset(
+            process.get("ProcessName", "") for process in group.get("SuspendedProcesses", [])
+        ),
+        tags={tag.get("Key", ""): tag.get("Value", "") for tag in group.get("Tags", [])},
+    )

@@ -1,0 +1,296 @@
+"""One decision over all incidents that wait: who may act now."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from nodemend.application.closing import ClosingPorts, close_and_free
+from nodemend.application.ports import (
+    Capacity,
+    Clock,
+    Cluster,
+    Clusters,
+    DispatchQueue,
+    Executions,
+    Guards,
+    Incidents,
+    Outbox,
+    Policies,
+    Telemetry,
+)
+from nodemend.contracts.dispatch import (
+    DispatchHint,
+    DispatchIncidentsRequest,
+    DispatchIncidentsResult,
+)
+from nodemend.domain.errors import ConcurrentUpdateError, NodemendError
+from nodemend.domain.events import DetailType
+from nodemend.domain.guard import (
+    Admitted,
+    Dispatch,
+    Ended,
+    FleetSnapshot,
+    Kept,
+    decide_dispatch,
+    plan_of,
+)
+from nodemend.domain.incidents import Incident, IncidentState, move, record
+from nodemend.domain.policy import ClusterPolicy, Policy
+from nodemend.domain.rules import Catalogue
+
+logger = logging.getLogger(__name__)
+
+STEP = "dispatch_incidents"
+
+GUARD_TRIES = 5
+
+START_AGAIN_AFTER = timedelta(minutes=2)
+"""An incident that was admitted this long ago and has not begun lost its StartExecution."""
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchPorts:
+    """What a dispatch needs."""
+
+    incidents: Incidents
+    outbox: Outbox
+    guards: Guards
+    policies: Policies
+    clusters: Clusters
+    capacity: Capacity
+    executions: Executions
+    dispatch_queue: DispatchQueue
+    telemetry: Telemetry
+    clock: Clock
+    catalogue: Catalogue
+
+
+def dispatch_incidents(
+    request: DispatchIncidentsRequest, *, ports: DispatchPorts
+) -> DispatchIncidentsResult:
+    """Decide for every cluster that the hints name, or for all of them on the schedule.
+
+    A cluster that cannot be reached does not keep the others waiting.
+
+    Raises:
+        PolicyInvalidError: if the deployed policy cannot be used: nobody is admitted then.
+        NodemendError: the last cluster's error, after all have been looked at.
+    """
+    policy = ports.policies.current()
+    named = {hint.cluster for hint in request.hints}
+    total = DispatchIncidentsResult()
+    failure: NodemendError | None = None
+    for cluster in policy.clusters:
+        if request.hints and cluster.name not in named:
+            continue
+        hints = [hint for hint in request.hints if hint.cluster == cluster.name]
+        try:
+            done = _dispatch_cluster(cluster, hints, policy, ports)
+        except NodemendError as error:
+            logger.exception("dispatch of cluster %s failed", cluster.name)
+            failure = error
+            continue
+        total = DispatchIncidentsResult(
+            admitted=total.admitted + done.admitted,
+            waiting=total.waiting + done.waiting,
+            ended=total.ended + done.ended,
+            restarted=total.restarted + done.restarted,
+        )
+    if failure is not None:
+        raise failure
+    return total
+
+
+def _dispatch_cluster(
+    cluster_policy: ClusterPolicy,
+    hints: Sequence[DispatchHint],
+    policy: Policy,
+    ports: DispatchPorts,
+) -> DispatchIncidentsResult:
+    incidents = _open_incidents(cluster_policy.name, hints, ports)
+    waiters = [incident for incident in incidents if incident.state is IncidentState.WAITING]
+    restarted = _start_again(incidents, ports)
+    ports.telemetry.gauge("IncidentsOpen", len(incidents), "Count", cluster=cluster_policy.name)
+    ports.telemetry.gauge("IncidentsWaiting", len(waiters), "Count", cluster=cluster_policy.name)
+    if not waiters:
+        return DispatchIncidentsResult(restarted=restarted)
+    snapshot = take_snapshot(
+        cluster_policy, ports.clusters.open(cluster_policy), ports.capacity, ports.clock
+    )
+    decided = decide_and_store(cluster_policy.name, snapshot, waiters, policy, ports)
+    for admission in decided.admitted:
+        _begin(admission, cluster_policy, snapshot, policy, ports)
+    for kept in decided.kept:
+        _keep(kept, ports)
+    for ended in decided.ended:
+        _end(ended.incident, ended, ports)
+    return DispatchIncidentsResult(
+        admitted=len(decided.admitted),
+        waiting=len(decided.kept),
+        ended=len(decided.ended),
+        restarted=restarted,
+    )
+
+
+def _open_incidents(
+    cluster: str, hints: Iterable[DispatchHint], ports: DispatchPorts
+) -> list[Incident]:
+    """Return the open incidents; the index may lag, so hinted ones are read consistently."""
+    found = {incident.id: incident for incident in ports.incidents.list_open(cluster)}
+    for hint in hints:
+        if not hint.incident_id:
+            continue
+        incident = ports.incidents.get(hint.incident_id)
+        if incident is None or incident.is_closed:
+            found.pop(hint.incident_id, None)
+        else:
+            found[incident.id] = incident
+    return list(found.values())
+
+
+def take_snapshot(
+    cluster_policy: ClusterPolicy, cluster: Cluster, capacity: Capacity, clock: Clock
+) -> FleetSnapshot:
+    """Read the fleet: every GPU node, and the groups that they belong to."""
+    fleet = capacity.fleet(cluster_policy)
+    nodes = tuple(cluster.list_gpu_nodes())
+    return FleetSnapshot(
+        at=clock.now(),
+        nodes=nodes,
+        groups=fleet.groups,
+        group_by_instance=fleet.group_by_instance,
+    )
+
+
+def decide_and_store(
+    cluster: str,
+    snapshot: FleetSnapshot,
+    waiters: Sequence[Incident],
+    policy: Policy,
+    ports: DispatchPorts,
+) -> Dispatch:
+    """Decide on the guard as it is, and write it; decide again if somebody wrote first.
+
+    Raises:
+        ConcurrentUpdateError: if every try lost.
+    """
+    for _ in range(GUARD_TRIES):
+        guard = ports.guards.load(cluster)
+        decided = decide_dispatch(guard, snapshot, waiters, policy, ports.clock.now())
+        if not decided.admitted or ports.guards.store(decided.guard):
+            return decided
+    raise ConcurrentUpdateError(f"the guard of {cluster} changed {GUARD_TRIES} times in a row")
+
+
+def admit(
+    admission: Admitted,
+    cluster_policy: ClusterPolicy,
+    snapshot: FleetSnapshot,
+    policy: Policy,
+    ports: DispatchPorts,
+) -> Incident:
+    """Return the admitted incident with its plan and everything else that it pins."""
+    incident = admission.incident
+    now = ports.clock.now()
+    pinned = replace(
+        move(incident, IncidentState.ADMITTED, now),
+        mode=policy.mode_for(admission.node.labels),
+        policy_version=policy.version,
+        cluster_policy=cluster_policy,
+        waits=policy.waits,
+        deadlines=policy.deadlines,
+        hold_down_s=policy.hold_down_s,
+        plan=plan_of(incident, policy),
+        node_labels=admission.node.labels,
+        group=admission.group,
+        expected_gpus=snapshot.expected_gpus(admission.node, ports.catalogue.gpus_by_instance_type),
+        waiting_for="",
+    )
+    return record(
+        pinned,
+        DetailType.INCIDENT_ADMITTED,
+        step=STEP,
+        reason=admission.reason,
+        now=now,
+        data={
+            "mode": pinned.mode,
+            "plan": tuple(pinned.plan),
+            "group": pinned.group,
+            "policy_version": pinned.policy_version,
+        },
+    )
+
+
+def _begin(
+    admission: Admitted,
+    cluster_policy: ClusterPolicy,
+    snapshot: FleetSnapshot,
+    policy: Policy,
+    ports: DispatchPorts,
+) -> None:
+    """Record the admission, then start; a crash in between is mended by `_start_again`."""
+    try:
+        saved = ports.incidents.save(admit(admission, cluster_policy, snapshot, policy, ports))
+    except ConcurrentUpdateError:
+        logger.info(
+            "incident %s got new evidence: the next dispatch admits it", admission.incident.id
+        )
+        ports.dispatch_queue.notify(admission.incident.cluster, admission.incident.id)
+        return
+    ports.outbox.publish(saved.id)
+    ports.executions.start(saved.id)
+
+
+def _start_again(incidents: Iterable[Incident], ports: DispatchPorts) -> int:
+    limit = ports.clock.now() - START_AGAIN_AFTER
+    lost = [
+        incident
+        for incident in incidents
+        if incident.state is IncidentState.ADMITTED
+        and not incident.execution_arn
+        and incident.state_since <= limit
+    ]
+    for incident in lost:
+        logger.warning("incident %s was admitted and never began: starting it", incident.id)
+        ports.executions.start(incident.id)
+    return len(lost)
+
+
+def _keep(kept: Kept, ports: DispatchPorts) -> None:
+    """Tell once what the incident waits for; the same reason again is no news."""
+    incident, reason = kept.incident, kept.reason
+    if incident.waiting_for == reason.code:
+        return
+    waiting = record(
+        replace(incident, waiting_for=reason.code),
+        DetailType.INCIDENT_WAITING,
+        step=STEP,
+        reason=reason,
+        now=ports.clock.now(),
+    )
+    try:
+        ports.incidents.save(waiting)
+    except ConcurrentUpdateError:
+        return  # new evidence came in; the next dispatch says it
+    ports.outbox.publish(incident.id)
+
+
+def _end(incident: Incident, ended: Ended, ports: DispatchPorts) -> None:
+    closing = ClosingPorts(
+        incidents=ports.incidents,
+        outbox=ports.outbox,
+        guards=ports.guards,
+        dispatch_queue=ports.dispatch_queue,
+    )
+    try:
+        close_and_free(
+            incident,
+            ended.outcome,
+            ended.reason,
+            step=STEP,
+            now=ports.clock.now(),
+            ports=closing,
+        )
+    except ConcurrentUpdateError:
+        ports.dispatch_queue.notify(incident.cluster, incident.id)

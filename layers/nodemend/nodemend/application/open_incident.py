@@ -1,0 +1,248 @@
+"""Record an incident for a node that a scan found sick. Acts on nothing."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from nodemend.application.ports import (
+    Clock,
+    Cluster,
+    Clusters,
+    DispatchQueue,
+    Ids,
+    Incidents,
+    Outbox,
+    Policies,
+    Telemetry,
+)
+from nodemend.contracts.events import FindingModel, GpuFaultDetected
+from nodemend.domain.errors import ConcurrentUpdateError, InvalidInputError
+from nodemend.domain.events import DetailType
+from nodemend.domain.findings import Finding
+from nodemend.domain.incidents import (
+    Incident,
+    IncidentState,
+    Origin,
+    Outcome,
+    attach,
+    record,
+)
+from nodemend.domain.nodes import Node, NodeRef, is_instance_id
+from nodemend.domain.reasons import Reason
+
+STEP = "open_incident"
+
+OCCURRENCE_VALID = timedelta(minutes=15)
+"""Evidence older than this is a late message about the past and opens nothing."""
+
+ATTACH_TRIES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class OpenIncidentPorts:
+    """What opening an incident needs."""
+
+    incidents: Incidents
+    outbox: Outbox
+    policies: Policies
+    clusters: Clusters
+    dispatch_queue: DispatchQueue
+    telemetry: Telemetry
+    ids: Ids
+    clock: Clock
+
+
+def open_incident(fault: GpuFaultDetected, *, ports: OpenIncidentPorts) -> str | None:
+    """Open an incident, attach to the node's open one, or drop a repeat.
+
+    Every path is safe to repeat: the same message may come twice, late, or out of order.
+
+    Returns:
+        The id of the incident that has the findings now, or None if they were dropped.
+
+    Raises:
+        InvalidInputError: if the event speaks of a cluster that the policy does not name.
+    """
+    now = ports.clock.now()
+    policy = ports.policies.current()
+    cluster_policy = policy.cluster(fault.cluster)
+    if cluster_policy is None:
+        raise InvalidInputError(
+            "cluster", f"{fault.cluster!r} is not in the policy", "add it to the policy's clusters"
+        )
+    findings = _current(fault, now, ports.telemetry)
+    if not findings:
+        return None
+    cluster = ports.clusters.open(cluster_policy)
+    node = resolve(cluster, _names(findings))
+    if node is None:
+        _reject_unresolved(fault.cluster, findings, ports, now)
+        return None
+    findings = _unhandled(findings, node, ports, now)
+    if not findings:
+        ports.telemetry.count("FindingsSuppressed", cluster=fault.cluster, why="handled")
+        return None
+    incident = _new_incident(ports.ids.new(now), node, findings, now)
+    return _open_or_attach(incident, ports)
+
+
+def _current(fault: GpuFaultDetected, now: datetime, telemetry: Telemetry) -> tuple[Finding, ...]:
+    findings = tuple(model.to_finding(fault.cluster) for model in fault.findings)
+    fresh = tuple(f for f in findings if now - f.evidence.at <= OCCURRENCE_VALID)
+    if len(fresh) < len(findings):
+        telemetry.count(
+            "FindingsSuppressed", len(findings) - len(fresh), cluster=fault.cluster, why="stale"
+        )
+    return fresh
+
+
+def _names(findings: Iterable[Finding]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for finding in findings for name in finding.node_names))
+
+
+def resolve(cluster: Cluster, names: Iterable[str]) -> Node | None:
+    """Return the one node that the names mean: by exact name or by EC2 instance id.
+
+    Never by building or shortening a name. Names that mean two different nodes resolve to None.
+    """
+    found: dict[str, Node] = {}
+    for name in names:
+        node = cluster.get_node(name)
+        if node is None and is_instance_id(name):
+            node = next(
+                (other for other in cluster.list_gpu_nodes() if other.ref.instance_id == name), None
+            )
+        if node is not None:
+            found[node.ref.uid] = node
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def _unhandled(
+    findings: tuple[Finding, ...], node: Node, ports: OpenIncidentPorts, now: datetime
+) -> tuple[Finding, ...]:
+    until = ports.incidents.handled_until(
+        node.ref.cluster, node.ref, [finding.key for finding in findings]
+    )
+    return tuple(f for f in findings if f.key not in until or until[f.key] <= now)
+
+
+def _new_incident(
+    incident_id: str, node: Node, findings: tuple[Finding, ...], now: datetime
+) -> Incident:
+    incident = Incident(
+        id=incident_id,
+        cluster=node.ref.cluster,
+        node=node.ref,
+        origin=Origin.SCAN,
+        opened_at=now,
+        state=IncidentState.WAITING,
+        state_since=now,
+        findings=findings,
+        node_labels=node.labels,
+    )
+    return opened(incident, now)
+
+
+def opened(incident: Incident, now: datetime) -> Incident:
+    """Return the new incident with its opening event."""
+    return record(
+        incident,
+        DetailType.INCIDENT_OPENED,
+        step=STEP,
+        reason=Reason(str(incident.fault_class), incident.fault_text),
+        now=now,
+        data={
+            "origin": incident.origin,
+            "requested_by": incident.requested_by,
+            "findings": tuple(FindingModel.of(finding) for finding in incident.findings),
+        },
+    )
+
+
+def _open_or_attach(incident: Incident, ports: OpenIncidentPorts) -> str | None:
+    for _ in range(ATTACH_TRIES):
+        holder = ports.incidents.claim_node(incident.cluster, incident.node.uid, incident.id)
+        existing = ports.incidents.get(holder)
+        if existing is None:
+            # Ours, or of an opener that died between the pointer and the record: under the
+            # holder's id the record is the same either way.
+            created = ports.incidents.create(_under(incident, holder))
+            if created:
+                ports.outbox.publish(holder)
+                ports.dispatch_queue.notify(incident.cluster, holder)
+                return holder
+            continue
+        if existing.is_closed:
+            ports.incidents.release_node(incident.cluster, incident.node.uid, holder)
+            continue
+        if _attach(existing, incident.findings, ports):
+            return holder
+    raise ConcurrentUpdateError(
+        f"the open incident of {incident.node.name} kept changing: the message is tried again"
+    )
+
+
+def _under(incident: Incident, incident_id: str) -> Incident:
+    if incident_id == incident.id:
+        return incident
+    events = tuple(
+        replace(event, event_id=event.event_id.replace(incident.id, incident_id))
+        for event in incident.new_events
+    )
+    return replace(incident, id=incident_id, new_events=events)
+
+
+def _attach(existing: Incident, findings: tuple[Finding, ...], ports: OpenIncidentPorts) -> bool:
+    merged = attach(existing, findings)
+    if merged is existing:
+        ports.telemetry.count("FindingsSuppressed", cluster=existing.cluster, why="duplicate")
+        # The opener may have died before it told the dispatcher; telling twice costs nothing.
+        if existing.state is IncidentState.WAITING:
+            ports.dispatch_queue.notify(existing.cluster, existing.id)
+        return True
+    try:
+        ports.incidents.save(merged)
+    except ConcurrentUpdateError:
+        return False
+    return True
+
+
+def _reject_unresolved(
+    cluster: str, findings: tuple[Finding, ...], ports: OpenIncidentPorts, now: datetime
+) -> None:
+    """Report once a day that no node could be found; no node is touched by guessing."""
+    names = _names(findings)
+    ref = NodeRef(cluster, names[0] if names else "")
+    keys = [f"unresolved/{name}" for name in names] or ["unresolved/-"]
+    if any(at > now for at in ports.incidents.handled_until(cluster, ref, keys).values()):
+        ports.telemetry.count("FindingsSuppressed", cluster=cluster, why="handled")
+        return
+    reason = Reason(
+        "unresolved_node",
+        f"no single node is named {' or '.join(names) or '(no label names a node)'}; the metrics "
+        "must carry the exact node name, e.g. NODE_NAME of the exporter's DaemonSet",
+    )
+    incident = Incident(
+        id=ports.ids.new(now),
+        cluster=cluster,
+        node=ref,
+        origin=Origin.SCAN,
+        opened_at=now,
+        state=IncidentState.CLOSED,
+        state_since=now,
+        findings=findings,
+        outcome=Outcome.SKIPPED,
+        reason=reason,
+        closed_at=now,
+    )
+    rejected = record(
+        incident,
+        DetailType.INCIDENT_REJECTED,
+        step=STEP,
+        reason=reason,
+        now=now,
+        data={"findings": tuple(FindingModel.of(finding) for finding in findings)},
+    )
+    ports.incidents.create(rejected)
+    ports.incidents.mark_handled(cluster, ref, keys, now + timedelta(days=1))
+    ports.outbox.publish(rejected.id)

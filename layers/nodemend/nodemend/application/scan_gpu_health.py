@@ -1,0 +1,221 @@
+"""Scan one rule family in all clusters and announce what is new."""
+
+import hashlib
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from nodemend.application.detection import Detection, detect
+from nodemend.application.ports import (
+    Announcement,
+    Clock,
+    EventBus,
+    MetricsStore,
+    Policies,
+    Report,
+    ScanMemory,
+    Telemetry,
+)
+from nodemend.contracts.events import (
+    FindingModel,
+    GpuFaultDetected,
+    ReasonModel,
+    RuleProblem,
+    ScanBlind,
+)
+from nodemend.contracts.scan import ScanGpuHealthRequest, ScanGpuHealthResult
+from nodemend.domain.events import DetailType
+from nodemend.domain.faults import Family, Verdict
+from nodemend.domain.findings import Finding
+from nodemend.domain.policy import ClusterPolicy
+from nodemend.domain.reasons import Reason
+from nodemend.domain.rules import Catalogue
+
+logger = logging.getLogger(__name__)
+
+RENOTIFY = timedelta(minutes=5)
+"""A finding that still holds is announced again after this long: if the first event was lost on
+its way, or the incident ended without a judgement, the next one opens it. In between repeats are
+a counter. Shorter than the 15 minutes for which an occurrence is valid."""
+
+_REPORTED = frozenset({Verdict.FATAL, Verdict.DEGRADED, Verdict.SUSPECT})
+"""What the jobs or the exporters did is counted, not announced."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScanPorts:
+    """What a scan needs."""
+
+    metrics: MetricsStore
+    policies: Policies
+    bus: EventBus
+    memory: ScanMemory
+    telemetry: Telemetry
+    catalogue: Catalogue
+    clock: Clock
+
+
+def scan_gpu_health(request: ScanGpuHealthRequest, *, ports: ScanPorts) -> ScanGpuHealthResult:
+    """Evaluate the family's rules, announce new findings per node, and say which rules are blind.
+
+    Raises:
+        PolicyInvalidError: if the deployed policy cannot be used (the scan's alarm tells).
+        AwsUnavailableError, AwsForbiddenError: if findings could not be announced or remembered.
+    """
+    now = ports.clock.now()
+    policy = ports.policies.current()
+    if not policy.clusters:
+        logger.warning("no cluster is named, by the deployment or by the policy: nothing to scan")
+    found = unknown = announced = 0
+    for cluster in policy.clusters:
+        detection = detect(
+            ports.catalogue.of_family(request.family),
+            cluster=cluster,
+            metrics=ports.metrics,
+            catalogue=ports.catalogue,
+            policy=policy,
+            at=now,
+        )
+        _measure(ports.telemetry, request.family, cluster, detection)
+        for rule_id, why in detection.unknown.items():
+            logger.warning("rule %s of %s is unknown: %s", rule_id, cluster.name, why)
+        reportable = [f for f in detection.findings if f.verdict in _REPORTED]
+        announcements, reports = _news(
+            request.family,
+            cluster,
+            _by_node(reportable),
+            detection.unknown,
+            memory=ports.memory,
+            now=now,
+        )
+        _announce(ports.bus, ports.memory, cluster, announcements, reports)
+        found += len(detection.findings)
+        unknown += len(detection.unknown)
+        announced += len(announcements)
+    return ScanGpuHealthResult(
+        family=request.family,
+        clusters=len(policy.clusters),
+        findings=found,
+        unknown_rules=unknown,
+        announced=announced,
+    )
+
+
+def _measure(
+    telemetry: Telemetry, family: Family, cluster: ClusterPolicy, detection: Detection
+) -> None:
+    for name, value in (("Scans", 1), ("RulesUnknown", len(detection.unknown))):
+        telemetry.gauge(name, value, "Count", cluster=cluster.name, family=str(family))
+    for name, value in (
+        ("SamplesProcessed", detection.samples_processed),
+        ("Findings", len(detection.findings)),
+    ):
+        telemetry.gauge(name, value, "Count", cluster=cluster.name)
+
+
+def _by_node(findings: Iterable[Finding]) -> Mapping[str, list[Finding]]:
+    nodes: dict[str, list[Finding]] = {}
+    for finding in findings:
+        # Without any name the GPU stands for its node: the finding is reported as unresolved.
+        name = finding.node_names[0] if finding.node_names else f"gpu/{finding.gpu_uuid}"
+        nodes.setdefault(name, []).append(finding)
+    return nodes
+
+
+def _news(
+    family: Family,
+    cluster: ClusterPolicy,
+    by_node: Mapping[str, list[Finding]],
+    unknown: Mapping[str, Reason],
+    *,
+    memory: ScanMemory,
+    now: datetime,
+) -> tuple[list[tuple[str, Announcement]], dict[str, Report]]:
+    blind_name = f"blind/{family}"
+    last = memory.last_reports(cluster.name, [*(f"{family}/{n}" for n in by_node), blind_name])
+    news: list[tuple[str, Announcement]] = []
+    reports: dict[str, Report] = {}
+    for name, findings in sorted(by_node.items()):
+        report_name = f"{family}/{name}"
+        fingerprint = " ".join(sorted(finding.key for finding in findings))
+        if not _is_news(last.get(report_name), fingerprint, now):
+            continue
+        news.append((report_name, _fault_event(family, cluster, findings, fingerprint, name, now)))
+        reports[report_name] = Report(fingerprint, now)
+    fingerprint = " ".join(sorted(f"{rule}:{why.code}" for rule, why in unknown.items()))
+    known = last.get(blind_name)
+    if fingerprint != (known.fingerprint if known else ""):
+        reports[blind_name] = Report(fingerprint, now)
+        if unknown:
+            news.append((blind_name, _blind_event(family, cluster, unknown, fingerprint, now)))
+    return news, reports
+
+
+def _is_news(last: Report | None, fingerprint: str, now: datetime) -> bool:
+    if last is None or now - last.at >= RENOTIFY:
+        return True
+    return not set(fingerprint.split()) <= set(last.fingerprint.split())
+
+
+def _announce(
+    bus: EventBus,
+    memory: ScanMemory,
+    cluster: ClusterPolicy,
+    news: Sequence[tuple[str, Announcement]],
+    reports: Mapping[str, Report],
+) -> None:
+    """Send, then remember: a crash in between sends again with the same event ids."""
+    unsent = set(bus.announce([announcement for _, announcement in news])) if news else set()
+    lost = {name for name, announcement in news if announcement.event_id in unsent}
+    if lost:
+        logger.error("events of %s were not accepted: the next scan sends them", sorted(lost))
+    kept = {name: report for name, report in reports.items() if name not in lost}
+    if kept:
+        memory.remember(cluster.name, kept)
+
+
+def _event_id(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def _fault_event(
+    family: Family,
+    cluster: ClusterPolicy,
+    findings: Sequence[Finding],
+    fingerprint: str,
+    name: str,
+    now: datetime,
+) -> Announcement:
+    event_id = _event_id(cluster.name, name, fingerprint, now.isoformat())
+    detail = GpuFaultDetected(
+        event_id=event_id,
+        occurred_at=now,
+        cluster=cluster.name,
+        family=family,
+        findings=tuple(FindingModel.of(finding) for finding in findings),
+    )
+    return Announcement(
+        event_id, DetailType.GPU_FAULT_DETECTED, now, detail.model_dump(mode="json")
+    )
+
+
+def _blind_event(
+    family: Family,
+    cluster: ClusterPolicy,
+    unknown: Mapping[str, Reason],
+    fingerprint: str,
+    now: datetime,
+) -> Announcement:
+    event_id = _event_id(cluster.name, f"blind/{family}", fingerprint, now.isoformat())
+    detail = ScanBlind(
+        event_id=event_id,
+        occurred_at=now,
+        cluster=cluster.name,
+        family=family,
+        rules=tuple(
+            RuleProblem(rule_id=rule_id, reason=ReasonModel.of(why))
+            for rule_id, why in sorted(unknown.items())
+        ),
+    )
+    return Announcement(event_id, DetailType.SCAN_BLIND, now, detail.model_dump(mode="json"))

@@ -1,0 +1,160 @@
+"""Ask the capacity for the repair, once, after a note of how things were before."""
+
+from dataclasses import dataclass, replace
+
+from nodemend.application.ports import Capacity
+from nodemend.application.steps import (
+    Progress,
+    StepPorts,
+    commit,
+    hold_lease,
+    load,
+    observe_node,
+    pinned_cluster,
+    progress,
+    why_mode_forbids,
+)
+from nodemend.contracts.steps import StartRepairRequest, StartRepairResult
+from nodemend.domain.capacity import AutoScalingGroup, kind_of, why_not_replaceable
+from nodemend.domain.escalation import escalate
+from nodemend.domain.events import DetailType
+from nodemend.domain.faults import Rung
+from nodemend.domain.incidents import (
+    Incident,
+    IncidentState,
+    Outcome,
+    RepairRecord,
+    decide_end,
+    move,
+    record,
+)
+from nodemend.domain.policy import wait_after
+from nodemend.domain.reasons import Reason
+
+STEP = "start_repair"
+
+
+@dataclass(frozen=True, slots=True)
+class RepairPorts:
+    """What a repair needs besides the steps' own ports."""
+
+    step: StepPorts
+    capacity: Capacity
+
+
+def start_repair(request: StartRepairRequest, *, ports: RepairPorts) -> StartRepairResult:
+    """Replace the node's instance through its Auto Scaling group.
+
+    The members of the group are stored before the call: they tell the replacement from the others
+    afterwards, and a repeated step sees from them that the call was made.
+
+    Raises:
+        SupersededError: if the node is another machine by now.
+        RepairRefusedError: if the group refuses for good.
+        LeaseLostError: if the incident holds no lease.
+    """
+    incident = load(ports.step, request)
+    match progress(incident, following=IncidentState.CHECKING):
+        case Progress.ENDED:
+            return StartRepairResult(incident_id=incident.id, next="close")
+        case Progress.DONE:
+            return StartRepairResult(incident_id=incident.id, next="check")
+        case Progress.TO_DO:
+            incident = move(incident, IncidentState.REPAIRING, ports.step.clock.now())
+    cluster_policy = pinned_cluster(incident)
+    group = ports.capacity.group(cluster_policy, incident.group) if incident.group else None
+    if incident.dry_run:
+        return _rehearse(incident, group, ports)
+    if incident.rung is not Rung.REPLACE or group is None:
+        why = Reason("no_repair_left", "the plan has no further repair: a person must act")
+        return _give_up(incident, why, ports)
+    if incident.repair is None:
+        blocked = _why_not(incident, group, ports)
+        if blocked is not None:
+            return _give_up(incident, blocked, ports)
+        incident = commit(ports.step, _noted(incident, group, ports))
+    stopped = why_mode_forbids(ports.step, incident, is_cordon=False)
+    if stopped is not None:
+        commit(ports.step, decide_end(incident, Outcome.ABORTED_BY_OPERATOR, stopped))
+        return StartRepairResult(incident_id=incident.id, next="close")
+    if not group.is_leaving(incident.node.instance_id):
+        hold_lease(ports.step, incident, cover_s=wait_after(incident.waits.check_poll_s, 0))
+        ports.capacity.terminate(cluster_policy, incident.node.instance_id)
+    return _started(incident, group, ports)
+
+
+def _why_not(incident: Incident, group: AutoScalingGroup, ports: RepairPorts) -> Reason | None:
+    node = observe_node(ports.step.clusters.open(pinned_cluster(incident)), incident)
+    if incident.drain is None or not incident.drain.is_drained:
+        return Reason("not_drained", f"{node.ref.name} was not drained, so it is not replaced")
+    return why_not_replaceable(node, kind_of(node, is_in_group=True), group)
+
+
+def _noted(incident: Incident, group: AutoScalingGroup, ports: RepairPorts) -> Incident:
+    return replace(
+        incident,
+        repair=RepairRecord(
+            rung=incident.rung,
+            group=group.name,
+            before=tuple(sorted(group.instances)),
+            desired_before=group.desired,
+            intended_at=ports.step.clock.now(),
+        ),
+    )
+
+
+def _started(incident: Incident, group: AutoScalingGroup, ports: RepairPorts) -> StartRepairResult:
+    now = ports.step.clock.now()
+    if incident.repair is None:  # pragma: no cover - stored above
+        raise AssertionError("the repair was not noted")
+    started = record(
+        replace(incident, repair=replace(incident.repair, started_at=now)),
+        DetailType.REPAIR_STARTED,
+        step=STEP,
+        reason=Reason(
+            "replace", f"instance {incident.node.instance_id} is terminated in {group.name}"
+        ),
+        now=now,
+        data={
+            "rung": incident.rung,
+            "group": group.name,
+            "desired_before": incident.repair.desired_before,
+        },
+    )
+    commit(ports.step, move(started, IncidentState.CHECKING, now))
+    cluster = ports.step.clusters.open(pinned_cluster(incident))
+    message = f"instance {incident.node.instance_id} is being replaced (incident {incident.id})"
+    cluster.record_event(incident.node, "NodemendRepairStarted", message, is_warning=True)
+    return StartRepairResult(incident_id=incident.id, next="check")
+
+
+def _give_up(incident: Incident, reason: Reason, ports: RepairPorts) -> StartRepairResult:
+    now = ports.step.clock.now()
+    commit(ports.step, escalate(incident, reason, step=STEP, now=now))
+    return StartRepairResult(incident_id=incident.id, next="close")
+
+
+def _rehearse(
+    incident: Incident, group: AutoScalingGroup | None, ports: RepairPorts
+) -> StartRepairResult:
+    now = ports.step.clock.now()
+    where = f"in group {group.name}" if group else "(no Auto Scaling group has it)"
+    rehearsed = record(
+        incident,
+        DetailType.REPAIR_STARTED,
+        step=STEP,
+        reason=Reason("dry_run", f"{incident.node.instance_id} would be replaced {where}"),
+        now=now,
+        data={
+            "rung": incident.rung,
+            "group": incident.group,
+            "desired_before": group.desired if group else 0,
+        },
+    )
+    reason = Reason(
+        "dry_run",
+        f"{incident.node.name} would have been cordoned, drained and replaced: "
+        f"{incident.fault_text}",
+    )
+    commit(ports.step, decide_end(rehearsed, Outcome.OBSERVED, reason))
+    return StartRepairResult(incident_id=incident.id, next="close")

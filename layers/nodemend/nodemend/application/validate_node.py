@@ -1,0 +1,176 @@
+"""Prove the repair: the new node's GPUs report, and no rule holds, for the whole hold-down."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from nodemend.application.check_repair import why_unfit
+from nodemend.application.detection import detect, of_node
+from nodemend.application.steps import (
+    Progress,
+    commit,
+    hold_lease,
+    load,
+    pinned_cluster,
+    progress,
+)
+from nodemend.application.verify_fault import VerifyPorts
+from nodemend.contracts.events import NodeRefModel
+from nodemend.contracts.steps import ValidateNodeRequest, ValidateNodeResult
+from nodemend.domain.errors import InvalidInputError
+from nodemend.domain.escalation import escalate
+from nodemend.domain.events import DetailType
+from nodemend.domain.findings import NODE_LABELS
+from nodemend.domain.incidents import Incident, IncidentState, RepairRecord, move, record
+from nodemend.domain.nodes import NodeRef
+from nodemend.domain.policy import wait_after
+from nodemend.domain.reasons import Reason
+
+STEP = "validate_node"
+
+_NAME_LABELS = tuple(label for label in NODE_LABELS if label != "instance_id")
+
+
+def validate_node(request: ValidateNodeRequest, *, ports: VerifyPorts) -> ValidateNodeResult:
+    """Watch the replacement until it has been clean for the policy's hold-down.
+
+    Clean means: Ready, its GPUs allocatable, each of them reporting, and no actionable finding.
+    Unknown is not clean: it starts the hold-down anew, as a finding does.
+
+    Raises:
+        InvalidInputError: if there is no replacement to validate.
+    """
+    incident = load(ports.step, request)
+    match progress(incident, following=IncidentState.RELEASING):
+        case Progress.ENDED:
+            return ValidateNodeResult(incident_id=incident.id, next="close")
+        case Progress.DONE:
+            return ValidateNodeResult(incident_id=incident.id, next="release")
+        case Progress.TO_DO:
+            incident = move(incident, IncidentState.VALIDATING, ports.step.clock.now())
+    repair = incident.repair
+    if repair is None or repair.replacement_node is None:
+        raise InvalidInputError("repair", "has no replacement", "start the remediation again")
+    problem = _why_not_clean(incident, repair.replacement_node, ports)
+    now = ports.step.clock.now()
+    if problem is not None:
+        return _unclean(incident, repair, problem, ports)
+    clean_since = repair.clean_since or now
+    left_s = incident.hold_down_s - (now - clean_since).total_seconds()
+    if left_s > 0:
+        return _hold(incident, repair, clean_since, left_s, ports)
+    return _proven(incident, repair, repair.replacement_node, ports)
+
+
+def _why_not_clean(incident: Incident, ref: NodeRef, ports: VerifyPorts) -> Reason | None:
+    cluster_policy = pinned_cluster(incident)
+    node = ports.step.clusters.open(cluster_policy).get_node(ref.name)
+    if node is None or not node.ref.is_same_machine(ref):
+        return Reason("replacement_unhealthy", f"the new node {ref.name} is gone")
+    unfit = why_unfit(node, incident.expected_gpus)
+    if unfit is not None:
+        return unfit
+    now = ports.step.clock.now()
+    seen = detect(
+        ports.catalogue.rules,
+        cluster=cluster_policy,
+        metrics=ports.metrics,
+        catalogue=ports.catalogue,
+        policy=ports.step.policies.current(),
+        at=now,
+    )
+    if seen.unknown:
+        rule_id, why = next(iter(seen.unknown.items()))
+        return Reason("metrics_unknown", f"rule {rule_id} cannot be judged: {why}")
+    sick = [f for f in of_node(seen.findings, ref.name) if f.verdict.is_actionable]
+    if sick:
+        return Reason("replacement_unhealthy", f"{ref.name}: {sick[0].summary}")
+    return _why_not_seen(incident, ref, now, ports)
+
+
+def _why_not_seen(
+    incident: Incident, ref: NodeRef, now: datetime, ports: VerifyPorts
+) -> Reason | None:
+    queries = _counting_queries(ref, ports.catalogue.metric_names)
+    answers = ports.metrics.query_many(pinned_cluster(incident), queries, now)
+    for answer in answers.values():
+        if answer.problem is not None:
+            return Reason("metrics_unknown", f"{ref.name}: {answer.problem}")
+    counts = [int(s.value) for answer in answers.values() for s in answer.samples]
+    reporting = max(counts, default=0)
+    if reporting >= incident.expected_gpus:
+        return None
+    return Reason(
+        "metrics_missing", f"{reporting} of {incident.expected_gpus} GPUs of {ref.name} report"
+    )
+
+
+def _counting_queries(ref: NodeRef, metric_names: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    names = "|".join(metric_names["gpu_temp"])
+    return {
+        label: f'count(count by (UUID) ({{__name__=~"{names}",{label}="{ref.name}"}}))'
+        for label in _NAME_LABELS
+    }
+
+
+def _unclean(
+    incident: Incident, repair: RepairRecord, problem: Reason, ports: VerifyPorts
+) -> ValidateNodeResult:
+    now = ports.step.clock.now()
+    noted = replace(
+        incident,
+        repair=replace(repair, clean_since=None, polls=repair.polls + 1, last_problem=str(problem)),
+    )
+    limit_s = incident.hold_down_s + incident.deadlines.replace_s
+    if now - incident.state_since >= timedelta(seconds=limit_s):
+        late = Reason(problem.code, f"after {limit_s} s: {problem.text}")
+        commit(ports.step, escalate(noted, late, step=STEP, now=now))
+        return ValidateNodeResult(incident_id=incident.id, next="close")
+    wait_s = wait_after(incident.waits.check_poll_s, repair.polls)
+    return _wait(noted, wait_s, ports)
+
+
+def _hold(
+    incident: Incident,
+    repair: RepairRecord,
+    clean_since: datetime,
+    left_s: float,
+    ports: VerifyPorts,
+) -> ValidateNodeResult:
+    noted = replace(
+        incident,
+        repair=replace(repair, clean_since=clean_since, polls=repair.polls + 1, last_problem=""),
+    )
+    poll_s = wait_after(incident.waits.check_poll_s, repair.polls)
+    return _wait(noted, max(1, min(poll_s, math.ceil(left_s))), ports)
+
+
+def _wait(incident: Incident, wait_s: int, ports: VerifyPorts) -> ValidateNodeResult:
+    hold_lease(ports.step, incident, cover_s=wait_s)
+    commit(ports.step, incident)
+    return ValidateNodeResult(incident_id=incident.id, next="wait", wait_s=wait_s)
+
+
+def _proven(
+    incident: Incident, repair: RepairRecord, ref: NodeRef, ports: VerifyPorts
+) -> ValidateNodeResult:
+    now = ports.step.clock.now()
+    proven = record(
+        incident,
+        DetailType.REPAIR_PROVEN,
+        step=STEP,
+        reason=Reason(
+            "proven",
+            f"{ref.name} on {ref.instance_id} is Ready with {incident.expected_gpus} GPUs and has "
+            f"been clean for {incident.hold_down_s} s",
+        ),
+        now=now,
+        data={
+            "rung": repair.rung,
+            "replacement": NodeRefModel.of(ref),
+            "gpus": incident.expected_gpus,
+        },
+    )
+    commit(ports.step, move(proven, IncidentState.RELEASING, now))
+    return ValidateNodeResult(incident_id=incident.id, next="release")

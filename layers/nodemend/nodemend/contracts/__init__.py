@@ -1,0 +1,1 @@
+"""Wire shapes: what crosses the border of a process, parsed and checked by Pydantic."""

@@ -1,0 +1,379 @@
+"""The details of nodemend's EventBridge events, one model per detail-type.
+
+`events/schemas/` is generated from these (`make schemas`). Contracts are additive for one release:
+new fields have defaults, and none is renamed.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from nodemend.domain.errors import InvalidInputError
+from nodemend.domain.events import DetailType, IncidentEvent
+from nodemend.domain.faults import FaultClass, FaultKind, Verdict
+from nodemend.domain.findings import Evidence, Finding
+from nodemend.domain.incidents import Incident
+from nodemend.domain.nodes import NodeRef
+from nodemend.domain.reasons import Reason
+
+SOURCE = "nodemend"
+"""EventBridge `source` of every event."""
+
+MAX_EVENT_BYTES = 64 * 1024
+MAX_LISTED = 50
+"""Lists in events are cut here; the count beside them stays exact."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_enum_values=True)
+
+
+class ReasonModel(_Model):
+    """What decided."""
+
+    code: str = Field(description="Stable word, e.g. capacity_guard.")
+    text: str = Field(description="Sentence for people.")
+
+    @classmethod
+    def of(cls, reason: Reason) -> "ReasonModel":
+        """Build from the domain's value."""
+        return cls(code=reason.code, text=reason.text)
+
+
+class NodeRefModel(_Model):
+    """Which machine is meant; names alone are reused within minutes on AWS."""
+
+    cluster: str
+    name: str
+    uid: str = ""
+    instance_id: str = ""
+    boot_id: str = ""
+
+    @classmethod
+    def of(cls, ref: NodeRef) -> "NodeRefModel":
+        """Build from the domain's value."""
+        return cls(
+            cluster=ref.cluster,
+            name=ref.name,
+            uid=ref.uid,
+            instance_id=ref.instance_id,
+            boot_id=ref.boot_id,
+        )
+
+    def to_ref(self) -> NodeRef:
+        """Return the domain's value."""
+        return NodeRef(self.cluster, self.name, self.uid, self.instance_id, self.boot_id)
+
+
+class EvidenceModel(_Model):
+    """What was seen: run `query` at `at` to see it again."""
+
+    rule_id: str
+    query: str
+    value: float
+    at: datetime
+    labels: dict[str, str] = Field(default_factory=dict)
+
+
+class FindingModel(_Model):
+    """A rule that holds for a GPU or node."""
+
+    fault_class: str
+    verdict: str
+    kind: str
+    node_names: tuple[str, ...] = Field(description="Candidates for the node's name, best first.")
+    gpu_uuid: str = ""
+    gpu_index: str = ""
+    code: int | None = Field(default=None, description="The XID of an xid finding.")
+    summary: str = ""
+    evidence: EvidenceModel
+
+    @classmethod
+    def of(cls, finding: Finding) -> "FindingModel":
+        """Build from the domain's value."""
+        evidence = finding.evidence
+        return cls(
+            fault_class=finding.fault_class,
+            verdict=finding.verdict,
+            kind=finding.kind,
+            node_names=finding.node_names,
+            gpu_uuid=finding.gpu_uuid,
+            gpu_index=finding.gpu_index,
+            code=finding.code,
+            summary=finding.summary,
+            evidence=EvidenceModel(
+                rule_id=evidence.rule_id,
+                query=evidence.query,
+                value=evidence.value,
+                at=evidence.at,
+                labels=dict(evidence.labels),
+            ),
+        )
+
+    def to_finding(self, cluster: str) -> Finding:
+        """Return the domain's value.
+
+        Raises:
+            ValueError: if a word is none of the domain's.
+        """
+        return Finding(
+            cluster=cluster,
+            node_names=self.node_names,
+            fault_class=FaultClass(self.fault_class),
+            verdict=Verdict(self.verdict),
+            kind=FaultKind(self.kind),
+            gpu_uuid=self.gpu_uuid,
+            gpu_index=self.gpu_index,
+            code=self.code,
+            summary=self.summary,
+            evidence=Evidence(
+                rule_id=self.evidence.rule_id,
+                query=self.evidence.query,
+                value=self.evidence.value,
+                at=self.evidence.at,
+                labels=self.evidence.labels,
+            ),
+        )
+
+
+class EventDetail(_Model):
+    """What every event carries."""
+
+    schema_version: Literal[1] = 1
+    event_id: str = Field(description="Stable: a resent event has the same id.")
+    occurred_at: datetime
+    cluster: str
+
+
+class GpuFaultDetected(EventDetail):
+    """A scan found faults on one node; all its evidence is here."""
+
+    DETAIL_TYPE: ClassVar[DetailType] = DetailType.GPU_FAULT_DETECTED
+
+    family: str = Field(description="Which scan: ecc, thermal or utilization.")
+    findings: tuple[FindingModel, ...] = Field(min_length=1)
+
+
+class RuleProblem(_Model):
+    """A rule that could not be judged, and why."""
+
+    rule_id: str
+    reason: ReasonModel
+
+
+class ScanBlind(EventDetail):
+    """A scan could not judge some of its rules: unknown is neither healthy nor sick."""
+
+    DETAIL_TYPE: ClassVar[DetailType] = DetailType.SCAN_BLIND
+
+    family: str
+    rules: tuple[RuleProblem, ...] = Field(min_length=1)
+
+
+class IncidentDetail(EventDetail):
+    """What every event about an incident carries."""
+
+    incident_id: str
+    node: NodeRefModel
+    step: str
+    dry_run: bool
+    outcome: str | None = None
+    reason: ReasonModel
+    fault_class: str
+
+
+class IncidentOpened(IncidentDetail):
+    """An incident was recorded; nothing was done yet."""
+
+    DETAIL_TYPE: ClassVar[DetailType] = DetailType.INCIDENT_OPENED
+
+    origin: str
+    requested_by: str = ""
+    findings: tuple[FindingModel, ...] = ()
+
+
+class IncidentWaiting(IncidentDetail):
+    """The incident waits for room; the reason says which limit decided."""
+
+    DETAIL_TYPE: ClassVar[DetailType] = DetailType.INCIDENT_WAITING
+
+
+class IncidentAdmitted(IncidentDetail):
+    """The incident holds a slot, and its plan is fixed."""
+
+    DETAIL_TYPE: ClassVar[DetailType] = DetailType.INCIDENT_ADMITTED
+
+    mode: str
+    plan: tuple[str, ...]
+    group: str = ""
+    policy_version: str
+
+
+class IncidentRejected(IncidentDetail):
+    """A request or a finding led to no remediation; the reason says why."""
+
+    DETAIL_TYPE: ClassVar[DetailType] = DetailType.INCIDENT_REJECTED
+
+    findings: tuple[FindingModel, ...] = ()
+
+
+class FaultVerified(IncidentDetail):
+    """The second look: the fault was confirmed."""
+
+    DETAIL_TYPE: ClassVar[DetailType] = DetailType.FAULT_VERIFIED
+
+    findings: tuple[FindingModel, ...] = ()
+
+
+class NodeCordoned(IncidentDetail):
+    """The node takes no new pods; in a dry run, what the patch would be."""
+
+    DETAIL_TYPE: ClassVar[DetailType] = DetailType.NODE_CORDONED
+
+    was_unschedulable: bool
+    evict: tuple[str, ...] = Field(default=(), description="Pods that the drain will evict.")
+    evict_count: int = 0
+    skip: tuple[str, ...] = Field(default=(), description="Pods that stay, each with the reason.")
+    skip_count: int = 0
+
+
+class Block(_Model):
+    """A pod that cannot be evicted now, and what holds it."""
+
+    pod: str
+    verdict: str
+    cause: str
+    budgets: tuple[str, ...] = ()
+    can_never_allow: bool = Field(
+        default=False, description="The budget can never allow an eviction as it stands."
+    )
+
+
+class DrainProgress(IncidentDetail):
+    """What the drain waits for has changed."""
+
+    DETAIL_TYPE: ClassVar[DetailType] = DetailType.DRAIN_PROGRESS
+
+    blocked: tuple[Block, ...]
+    blocked_count: int
+
+
+class NodeDrained(IncidentDetail):
+    """No pod is left that the drain had to move."""
+
+    DETAIL_TYPE: ClassVar[DetailType] = DetailType.NODE_DRAINED
+
+    evicted_count: int
+    slices: int
+    drained_unconfirmed: tuple[str, ...] = Field(
+        default=(), description="Pods of an unreachable node that no kubelet could confirm."
+    )
+    would_evict: tuple[str, ...] = Field(default=(), description="Dry run only.")
+    blocked: tuple[Block, ...] = Field(
+        default=(), description="Dry run only: budgets without room."
+    )
+
+
+class RepairStarted(IncidentDetail):
+    """The repair was asked for; an answer of 200 is no proof of it."""
+
+    DETAIL_TYPE: ClassVar[DetailType] = DetailType.REPAIR_STARTED
+
+    rung: str
+    group: str
+    desired_before: int
+
+
+class RepairProven(IncidentDetail):
+    """New capacity works: a new instance, its node Ready, its GPUs allocatable, metrics clean."""
+
+    DETAIL_TYPE: ClassVar[DetailType] = DetailType.REPAIR_PROVEN
+
+    rung: str
+    replacement: NodeRefModel | None = None
+    gpus: int = 0
+
+
+class NodeReleased(IncidentDetail):
+    """The node is as it was before the cordon, or gone."""
+
+    DETAIL_TYPE: ClassVar[DetailType] = DetailType.NODE_RELEASED
+
+    is_uncordoned: bool
+
+
+class IncidentEscalated(IncidentDetail):
+    """A step failed for good, and this decides what comes next."""
+
+    DETAIL_TYPE: ClassVar[DetailType] = DetailType.INCIDENT_ESCALATED
+
+    error: str = ""
+
+
+class IncidentClosed(IncidentDetail):
+    """The end, with its outcome."""
+
+    DETAIL_TYPE: ClassVar[DetailType] = DetailType.INCIDENT_CLOSED
+
+    replacement: NodeRefModel | None = None
+    remedy: str = Field(default="", description="What a person must do now; empty: nothing.")
+
+
+EVENT_MODELS: Mapping[DetailType, type[EventDetail]] = {
+    DetailType.GPU_FAULT_DETECTED: GpuFaultDetected,
+    DetailType.SCAN_BLIND: ScanBlind,
+    DetailType.INCIDENT_OPENED: IncidentOpened,
+    DetailType.INCIDENT_WAITING: IncidentWaiting,
+    DetailType.INCIDENT_ADMITTED: IncidentAdmitted,
+    DetailType.INCIDENT_REJECTED: IncidentRejected,
+    DetailType.INCIDENT_ESCALATED: IncidentEscalated,
+    DetailType.INCIDENT_CLOSED: IncidentClosed,
+    DetailType.FAULT_VERIFIED: FaultVerified,
+    DetailType.NODE_CORDONED: NodeCordoned,
+    DetailType.DRAIN_PROGRESS: DrainProgress,
+    DetailType.NODE_DRAINED: NodeDrained,
+    DetailType.REPAIR_STARTED: RepairStarted,
+    DetailType.REPAIR_PROVEN: RepairProven,
+    DetailType.NODE_RELEASED: NodeReleased,
+}
+
+
+def incident_detail(incident: Incident, event: IncidentEvent) -> dict[str, Any]:
+    """Return the JSON-ready detail of an incident's event.
+
+    Raises:
+        InvalidInputError: if `event.data` does not fit the detail-type's model; that is a
+            programming error, and better found here than by a consumer.
+    """
+    model = EVENT_MODELS[event.detail_type]
+    try:
+        detail = model.model_validate(
+            {
+                "event_id": event.event_id,
+                "occurred_at": event.at,
+                "cluster": incident.cluster,
+                "incident_id": incident.id,
+                "node": NodeRefModel.of(incident.node),
+                "step": event.step,
+                "dry_run": event.dry_run,
+                "outcome": event.outcome,
+                "reason": ReasonModel.of(event.reason),
+                "fault_class": incident.fault_class,
+                **event.data,
+            }
+        )
+    except ValueError as error:
+        raise InvalidInputError(
+            f"events.{event.detail_type}", str(error), "fix the step that records the event"
+        ) from error
+    return detail.model_dump(mode="json", exclude_none=True)
+
+
+class FaultEnvelope(BaseModel):
+    """EventBridge's envelope of a "GPU Fault Detected", as the fault queue delivers it."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    detail: GpuFaultDetected

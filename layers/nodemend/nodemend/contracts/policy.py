@@ -1,0 +1,315 @@
+"""The policy document: YAML in AWS AppConfig, checked here and when it is deployed.
+
+Every field has a default but `schema_version`. Unknown fields are refused, and so are fields that
+this version does not act on yet: a limit that is silently ignored is worse than none.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from nodemend.domain.errors import PolicyInvalidError
+from nodemend.domain.faults import FaultClass, Mode, Rung
+from nodemend.domain.policy import (
+    ClusterPolicy,
+    Deadlines,
+    GroupPolicy,
+    Limits,
+    MaxUnavailable,
+    Policy,
+    PolicySource,
+    ReplacementRate,
+    RulePolicy,
+    Waits,
+)
+
+SUPPORTED_RUNGS = frozenset({Rung.REPLACE, Rung.HUMAN})
+"""Rungs that this version can carry out."""
+
+MAX_HISTORY_EVENTS = 20_000
+"""Bound on what waiting loops may use of an execution's 25,000 history events."""
+
+EVENTS_PER_LOOP = 9
+"""Task (5), Choice (2) and Wait (2) of one round, counted from a real history."""
+
+WaitList = Annotated[tuple[Annotated[int, Field(ge=1, le=3600)], ...], Field(min_length=1)]
+Plans = dict[FaultClass, tuple[Rung, ...]]
+
+
+NOT_BUILT_YET = frozenset(
+    {
+        "approval",
+        "drain",
+        "maintenance_windows",
+        "limits.breaker",
+        "deadlines.volumes_s",
+        "deadlines.drain_total_s",
+        "deadlines.reboot_s",
+    }
+)
+"""Names of the design that this version does not act on. A policy that uses one is refused, with
+these words: a limit that is silently ignored is worse than none."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ClusterDocument(_Model):
+    """One EKS cluster and where its metrics are."""
+
+    name: str = Field(min_length=1, max_length=100, description="The EKS cluster's name.")
+    workspace: str = Field(
+        pattern=r"^ws-[A-Za-z0-9-]+$", description="Id of its AMP workspace, ws-…"
+    )
+    region: str = Field(
+        pattern=r"^[a-z]{2}(-[a-z]+)+-\d$", description="Region of cluster and AMP."
+    )
+    matcher: str = Field(
+        default="",
+        description='PromQL matchers that select the cluster in a shared workspace: cluster="a".',
+    )
+    role_arn: str = Field(
+        default="",
+        pattern=r"^(arn:[a-z-]+:iam::\d{12}:role/.+)?$",
+        description="Role to reach the cluster with; empty: the deployment's own default.",
+    )
+
+
+class MaxUnavailableDocument(_Model):
+    """The smaller of the two binds; percentages round up; 0 stops all disruption."""
+
+    count: int = Field(default=5, ge=0, le=50)
+    percent: float = Field(default=2, ge=0, le=100)
+
+
+class ReplacementsDocument(_Model):
+    """Replacements that may start per cluster."""
+
+    per_hour: int = Field(default=4, ge=0, le=100)
+    per_day: int = Field(default=20, ge=0, le=1000)
+
+
+class LimitsDocument(_Model):
+    """Bounds on what nodemend itself does."""
+
+    max_unavailable: MaxUnavailableDocument = MaxUnavailableDocument()
+    replacements: ReplacementsDocument = ReplacementsDocument()
+
+    def to_domain(self) -> Limits:
+        """Return the domain's value."""
+        return Limits(
+            MaxUnavailable(self.max_unavailable.count, self.max_unavailable.percent),
+            ReplacementRate(self.replacements.per_hour, self.replacements.per_day),
+        )
+
+
+class GroupDocument(_Model):
+    """Overrides for the nodes whose labels all match; the first match binds."""
+
+    match: dict[str, str] = Field(min_length=1, description="Node labels, exactly.")
+    mode: Mode | None = None
+    limits: LimitsDocument | None = None
+    plans: Plans = {}
+
+
+class WaitsDocument(_Model):
+    """Whole seconds between two looks; the last entry repeats."""
+
+    drain_poll_s: WaitList = (20, 60, 300)
+    check_poll_s: WaitList = (20, 60, 300)
+
+
+class DeadlinesDocument(_Model):
+    """Seconds that a step may take in all."""
+
+    verify_s: int = Field(default=600, ge=1, le=86_400)
+    drain_s: int = Field(default=1800, ge=1, le=604_800)
+    replace_s: int = Field(default=2700, ge=1, le=86_400)
+
+
+class RuleDocument(_Model):
+    """Overrides for one rule of docs/RULES.md."""
+
+    enabled: bool = True
+    thresholds: dict[str, float] = {}
+    plan: tuple[Rung, ...] | None = None
+
+
+class PolicyDocument(_Model):
+    """The whole document. docs/POLICY.md explains each field."""
+
+    schema_version: Literal[1]
+    mode: Mode = Mode.DRY_RUN
+    clusters: tuple[ClusterDocument, ...] = ()
+    groups: tuple[GroupDocument, ...] = ()
+    limits: LimitsDocument = LimitsDocument()
+    plans: Plans = {}
+    waits: WaitsDocument = WaitsDocument()
+    deadlines: DeadlinesDocument = DeadlinesDocument()
+    hold_down_s: int = Field(default=600, ge=0, le=86_400)
+    startup_grace_s: int = Field(default=1800, ge=0, le=86_400)
+    rules: dict[str, RuleDocument] = {}
+    exclude: tuple[str, ...] = ()
+
+    @field_validator("clusters")
+    @classmethod
+    def _clusters_must_be_told_apart(
+        cls, clusters: tuple[ClusterDocument, ...]
+    ) -> tuple[ClusterDocument, ...]:
+        names = [cluster.name for cluster in clusters]
+        if len(names) != len(set(names)):
+            raise ValueError("two clusters have one name: name each cluster once")
+        for workspace in {cluster.workspace for cluster in clusters}:
+            sharing = [cluster for cluster in clusters if cluster.workspace == workspace]
+            matchers = [cluster.matcher for cluster in sharing]
+            if len(sharing) > 1 and (not all(matchers) or len(set(matchers)) < len(matchers)):
+                raise ValueError(
+                    f"workspace {workspace} serves {len(sharing)} clusters: give each a matcher "
+                    "of its own that selects its series"
+                )
+        return clusters
+
+    @model_validator(mode="after")
+    def _plans_must_be_possible(self) -> Self:
+        plans = [*self.plans.items()]
+        plans += [item for group in self.groups for item in group.plans.items()]
+        for fault_class, plan in plans:
+            _require_possible(f"plans.{fault_class}", plan)
+        for rule_id, rule in self.rules.items():
+            _require_possible(f"rules.{rule_id}.plan", rule.plan or ())
+        return self
+
+    @model_validator(mode="after")
+    def _loops_must_fit_into_a_history(self) -> Self:
+        check_s = self.deadlines.replace_s + self.hold_down_s
+        loops = (
+            worst_case_loops(self.waits.check_poll_s, self.deadlines.verify_s)
+            + worst_case_loops(self.waits.drain_poll_s, self.deadlines.drain_s)
+            + worst_case_loops(self.waits.check_poll_s, check_s + self.deadlines.replace_s)
+        )
+        if loops * EVENTS_PER_LOOP > MAX_HISTORY_EVENTS:
+            raise ValueError(
+                f"waits and deadlines allow {loops} polls, more than an execution's history "
+                "holds: let the last entries of waits grow, or shorten the deadlines"
+            )
+        return self
+
+    def to_policy(self, version: str) -> Policy:
+        """Return the domain's value."""
+        return Policy(
+            version=version,
+            source=PolicySource.DEPLOYED,
+            mode=self.mode,
+            clusters=tuple(
+                ClusterPolicy(c.name, c.workspace, c.region, c.matcher, c.role_arn)
+                for c in self.clusters
+            ),
+            groups=tuple(
+                GroupPolicy(
+                    match=group.match,
+                    mode=group.mode,
+                    limits=group.limits.to_domain() if group.limits else None,
+                    plans=group.plans,
+                )
+                for group in self.groups
+            ),
+            limits=self.limits.to_domain(),
+            plans=self.plans,
+            waits=Waits(self.waits.drain_poll_s, self.waits.check_poll_s),
+            deadlines=Deadlines(
+                self.deadlines.verify_s, self.deadlines.drain_s, self.deadlines.replace_s
+            ),
+            hold_down_s=self.hold_down_s,
+            startup_grace_s=self.startup_grace_s,
+            rules={
+                rule_id: RulePolicy(rule.enabled, rule.thresholds, rule.plan)
+                for rule_id, rule in self.rules.items()
+            },
+            exclude=self.exclude,
+        )
+
+
+def _require_possible(field: str, plan: tuple[Rung, ...]) -> None:
+    for rung in plan:
+        if rung not in SUPPORTED_RUNGS:
+            built = ", ".join(sorted(SUPPORTED_RUNGS))
+            raise ValueError(f"{field}: rung {rung} is not built yet: use {built}")
+    if Rung.HUMAN in plan[:-1]:
+        raise ValueError(f"{field}: human must be the last rung")
+
+
+def worst_case_loops(waits_s: tuple[int, ...], deadline_s: int) -> int:
+    """Return the most polls that a wait list allows before the deadline.
+
+    Example:
+        >>> worst_case_loops((20, 60, 300), 1800)
+        8
+    """
+    elapsed = loops = 0
+    while elapsed < deadline_s:
+        elapsed += waits_s[min(loops, len(waits_s) - 1)]
+        loops += 1
+    return loops
+
+
+def parse_policy(document: object, version: str) -> Policy:
+    """Parse a policy document.
+
+    Args:
+        document: what the YAML text holds.
+        version: label of the deployed version; incidents are pinned to it.
+
+    Raises:
+        PolicyInvalidError: naming each wrong field and what would be right.
+    """
+    if not isinstance(document, Mapping):
+        raise PolicyInvalidError("the policy must be a YAML mapping that has schema_version: 1")
+    try:
+        # Strict JSON semantics: what a YAML file says is what a JSON document would say.
+        parsed = PolicyDocument.model_validate_json(json.dumps(document))
+    except ValidationError as error:
+        raise PolicyInvalidError(f"the policy is invalid: {explain(error)}") from error
+    except TypeError as error:
+        raise PolicyInvalidError(
+            "the policy holds a value that JSON has no form for (a date?): quote it"
+        ) from error
+    return parsed.to_policy(version)
+
+
+def check_rules(policy: Policy, known: Mapping[str, Iterable[str]]) -> None:
+    """Refuse overrides of rules or thresholds that the catalogue does not have.
+
+    Raises:
+        PolicyInvalidError: naming the field and the known names.
+    """
+    for rule_id, rule in policy.rules.items():
+        if rule_id not in known:
+            raise PolicyInvalidError(
+                f"rules.{rule_id}: no such rule: use one of {', '.join(sorted(known))}"
+            )
+        for name in rule.thresholds:
+            if name not in set(known[rule_id]):
+                raise PolicyInvalidError(
+                    f"rules.{rule_id}.thresholds.{name}: no such threshold: "
+                    f"use one of {', '.join(sorted(known[rule_id]))}"
+                )
+
+
+def explain(error: ValidationError) -> str:
+    """Return one line that names each wrong field, what is wrong, and the value given."""
+    lines = []
+    for problem in error.errors(include_url=False):
+        field = ".".join(str(part) for part in problem["loc"]) or "document"
+        if field in NOT_BUILT_YET:
+            lines.append(f"{field}: is not built yet in this version: remove it")
+            continue
+        lines.append(f"{field}: {problem['msg']} (given: {_short(problem.get('input'))})")
+    return "; ".join(lines)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

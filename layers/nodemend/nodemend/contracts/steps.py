@@ -1,0 +1,208 @@
+"""Inputs and results of the state machine's tasks.
+
+Each step reads the incident's record; the state machine carries little more than its id. `next`
+is the word on which the Choice state after the step decides.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from nodemend.domain.errors import InvalidInputError
+
+NODE_NAME = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
+INCIDENT_ID = r"^[0-9A-Za-z_-]{1,80}$"
+
+HAND_EXAMPLE = (
+    '{"cluster": "my-cluster", "node": "ip-10-0-1-5.ec2.internal", '
+    '"reason": "why", "requested_by": "your name"}'
+)
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ExecutionInfo(_Model):
+    """The running execution, from the context object."""
+
+    arn: str
+    name: str
+
+
+class RemediateByHand(_Model):
+    """What a person types into the Step Functions console: their word is the fault."""
+
+    schema_version: Literal[1] = 1
+    cluster: str = Field(min_length=1, max_length=100)
+    node: str = Field(pattern=NODE_NAME, description="The node's exact Kubernetes name.")
+    reason: str = Field(min_length=3, max_length=500)
+    requested_by: str = Field(min_length=1, max_length=200)
+
+
+class RemediateIncident(_Model):
+    """What dispatch_incidents starts an execution with."""
+
+    schema_version: Literal[1]
+    incident_id: str = Field(pattern=INCIDENT_ID)
+
+
+class AdmitRemediationRequest(_Model):
+    """First step: the raw input of the execution, not parsed yet."""
+
+    execution: ExecutionInfo
+    input: Any
+
+    def parse_input(self) -> RemediateByHand | RemediateIncident:
+        """Return the parsed input of the execution.
+
+        Raises:
+            InvalidInputError: naming the field and the remedy.
+        """
+        if not isinstance(self.input, dict):
+            raise InvalidInputError("input", "is no JSON object", f"use {HAND_EXAMPLE}")
+        model = RemediateIncident if "incident_id" in self.input else RemediateByHand
+        try:
+            return model.model_validate(self.input)
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            field = ".".join(str(part) for part in problem["loc"]) or "input"
+            raise InvalidInputError(field, problem["msg"], f"use {HAND_EXAMPLE}") from error
+
+
+class StepRequest(_Model):
+    """Input of every step after the first."""
+
+    incident_id: str = Field(pattern=INCIDENT_ID)
+    execution: ExecutionInfo
+
+
+class AdmitRemediationResult(_Model):
+    """`verify` with a slot; `close` if the incident ended here."""
+
+    incident_id: str
+    next: Literal["verify", "close"]
+
+
+class VerifyFaultRequest(StepRequest):
+    """Second look at the fault."""
+
+
+class VerifyFaultResult(_Model):
+    """`wait` while the metrics are unknown."""
+
+    incident_id: str
+    next: Literal["cordon", "wait", "close"]
+    wait_s: int = Field(default=1, ge=1)
+
+
+class CordonNodeRequest(StepRequest):
+    """Cordon, own and taint the node."""
+
+
+class CordonNodeResult(_Model):
+    """`close` if the mode ends the remediation here."""
+
+    incident_id: str
+    next: Literal["drain", "close"]
+
+
+class DrainNodeRequest(StepRequest):
+    """One slice of the drain."""
+
+
+class DrainNodeResult(_Model):
+    """The slice's result; only `drained` leads to a repair."""
+
+    incident_id: str
+    next: Literal["drained", "wait", "close"]
+    wait_s: int = Field(default=1, ge=1)
+
+
+class StartRepairRequest(StepRequest):
+    """Ask the capacity for the repair."""
+
+
+class StartRepairResult(_Model):
+    """`close` in a dry run."""
+
+    incident_id: str
+    next: Literal["check", "close"]
+
+
+class CheckRepairRequest(StepRequest):
+    """Look whether the repair has happened."""
+
+
+class CheckRepairResult(_Model):
+    """`validate` when the new node is Ready with its GPUs."""
+
+    incident_id: str
+    next: Literal["validate", "wait", "close"]
+    wait_s: int = Field(default=1, ge=1)
+
+
+class ValidateNodeRequest(StepRequest):
+    """Look whether the metrics are clean past the hold-down."""
+
+
+class ValidateNodeResult(_Model):
+    """`release` when the repair is proven."""
+
+    incident_id: str
+    next: Literal["release", "wait", "close"]
+    wait_s: int = Field(default=1, ge=1)
+
+
+class ReleaseNodeRequest(StepRequest):
+    """Restore what the cordon changed, if the node is still there."""
+
+
+class ReleaseNodeResult(_Model):
+    """Always `close`."""
+
+    incident_id: str
+    next: Literal["close"] = "close"
+
+
+class StepFailure(_Model):
+    """What a Catch adds to the state: Step Functions spells these with capitals."""
+
+    error: str = Field(alias="Error")
+    cause: str = Field(default="", alias="Cause")
+
+
+class EscalateIncidentRequest(StepRequest):
+    """A step failed for good."""
+
+    failure: StepFailure
+
+
+class EscalateIncidentResult(_Model):
+    """What comes next: in this version always the close."""
+
+    incident_id: str
+    next: Literal["close"] = "close"
+
+
+class CloseIncidentState(BaseModel):
+    """What the execution carries when it comes to its end; only a caught failure matters."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    failure: StepFailure | None = None
+
+
+class CloseIncidentRequest(StepRequest):
+    """Carry out the decided end; `state.failure` is there after a superseded step."""
+
+    state: CloseIncidentState = CloseIncidentState()
+
+
+class CloseIncidentResult(_Model):
+    """How the incident ended; `is_owner` False: it was not this execution's to close."""
+
+    incident_id: str
+    outcome: str
+    reason: str
+    is_owner: bool = True

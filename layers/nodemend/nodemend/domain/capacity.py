@@ -1,0 +1,108 @@
+"""What kind of capacity a node is, and the facts of its Auto Scaling group."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from nodemend.domain.nodes import COMPUTE_TYPE_LABEL, MANAGED_NODE_GROUP_LABEL, Node
+from nodemend.domain.reasons import Reason
+
+
+class CapacityKind(StrEnum):
+    """Kinds of node capacity on EKS, in the order in which they are told apart."""
+
+    HYPERPOD = "hyperpod"
+    AUTO_MODE = "auto_mode"
+    KARPENTER = "karpenter"
+    MANAGED_NODE_GROUP = "managed_node_group"
+    AUTO_SCALING_GROUP = "auto_scaling_group"
+    STATIC = "static"
+    FARGATE = "fargate"
+    HYBRID = "hybrid"
+
+
+IN_SERVICE = "InService"
+"""The only lifecycle state in which an instance is the group's to keep; any other means that
+someone else is acting on it."""
+
+_LEAVING = ("Terminating", "Terminated", "Detaching", "Detached")
+
+
+@dataclass(frozen=True, slots=True)
+class AutoScalingGroup:
+    """A group as DescribeAutoScalingGroups shows it."""
+
+    name: str
+    desired: int
+    min_size: int
+    max_size: int
+    instances: Mapping[str, str] = field(default_factory=dict)
+    """Lifecycle state by instance id."""
+    suspended: frozenset[str] = frozenset()
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+    def is_leaving(self, instance_id: str) -> bool:
+        """True if the instance is being terminated or is no member any more."""
+        state = self.instances.get(instance_id, "")
+        return not state or state.startswith(_LEAVING)
+
+    def newcomers(self, before: frozenset[str]) -> tuple[str, ...]:
+        """Return in-service instances that were no members before, in order of their ids.
+
+        Launch times are whole seconds and do not decide; membership before the call does.
+        """
+        return tuple(
+            sorted(
+                instance_id
+                for instance_id, state in self.instances.items()
+                if state == IN_SERVICE and instance_id not in before
+            )
+        )
+
+
+def kind_of(node: Node, *, is_in_group: bool) -> CapacityKind:
+    """Tell the kind from the node's labels and from whether an Auto Scaling group has it."""
+    labels = node.labels
+    compute_type = labels.get(COMPUTE_TYPE_LABEL, "")
+    if labels.get("sagemaker.amazonaws.com/compute-type") == "hyperpod":
+        return CapacityKind.HYPERPOD
+    if compute_type == "auto":
+        return CapacityKind.AUTO_MODE
+    if "karpenter.sh/nodepool" in labels:
+        return CapacityKind.KARPENTER
+    if compute_type in ("fargate", "hybrid"):
+        return CapacityKind(compute_type)
+    if MANAGED_NODE_GROUP_LABEL in labels:
+        return CapacityKind.MANAGED_NODE_GROUP
+    return CapacityKind.AUTO_SCALING_GROUP if is_in_group else CapacityKind.STATIC
+
+
+def why_not_replaceable(
+    node: Node, kind: CapacityKind, group: AutoScalingGroup | None
+) -> Reason | None:
+    """Return why a replacement cannot work here, or None if it can.
+
+    Asked before the cordon and again directly before the call, so that no node is drained that
+    cannot be replaced then.
+    """
+    if kind not in (CapacityKind.MANAGED_NODE_GROUP, CapacityKind.AUTO_SCALING_GROUP):
+        return Reason(
+            "capacity_kind_unsupported",
+            f"{node.ref.name} is {kind} capacity, which this version cannot replace",
+        )
+    if group is None:
+        return Reason("group_unknown", f"no Auto Scaling group has instance {node.ref.instance_id}")
+    blocking = sorted(group.suspended & {"Launch", "Terminate"})
+    if blocking:
+        return Reason(
+            "asg_suspended",
+            f"group {group.name} has {' and '.join(blocking)} suspended: a terminated instance "
+            "would not be replaced",
+        )
+    state = group.instances.get(node.ref.instance_id, "absent")
+    if state != IN_SERVICE:
+        return Reason(
+            "other_remediator",
+            f"instance {node.ref.instance_id} is {state} in {group.name}: someone else is acting",
+        )
+    return None

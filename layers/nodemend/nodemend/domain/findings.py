@@ -1,0 +1,134 @@
+"""Signals become findings: which GPU of which node has which fault, and the evidence for it.
+
+The metrics' traps are handled here, once: blank values, label names that differ between exporter
+versions, MIG rows that repeat one GPU (facts: NVIDIA dcgm-exporter and go-dcgm sources, 2026-05).
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from nodemend.domain.faults import FaultClass, FaultKind, Verdict
+
+BLANK_FROM = 2147483632
+"""DCGM's int32 blank base (go-dcgm const.go); the int64 and double blanks lie above it."""
+
+NODE_LABELS = ("node", "kubernetes_node", "Hostname", "hostname", "node_name", "instance_id")
+"""Labels that may name the node, best first. A relabelled `node` is the scraper's own knowledge;
+`Hostname` (before May 2026) and `hostname` (after) are the exporter's, and a DaemonSet without
+NODE_NAME puts its pod name there. `instance_id` is neuron-monitor's."""
+
+_UUID_LABELS = ("UUID", "uuid", "gpu_uuid")
+_INDEX_LABELS = ("gpu", "neuron_device_index")
+_CODE_LABELS = ("err_code", "xid")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One element of an instant vector. `at` is the evaluation time of the query."""
+
+    labels: Mapping[str, str]
+    value: float
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What was seen, so that a person can see it again: run `query` at `at`."""
+
+    rule_id: str
+    query: str
+    value: float
+    at: datetime
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A rule that holds for one GPU (or for a node: no `gpu_uuid`)."""
+
+    cluster: str
+    node_names: tuple[str, ...]
+    """Candidates for the node's name, best first; empty if no label could name a node."""
+    fault_class: FaultClass
+    verdict: Verdict
+    kind: FaultKind
+    evidence: Evidence
+    gpu_uuid: str = ""
+    gpu_index: str = ""
+    code: int | None = None
+    """The XID of an `xid` finding."""
+    summary: str = ""
+
+    @property
+    def key(self) -> str:
+        """What makes two findings the same fault, on one boot of one node."""
+        gpu = self.gpu_uuid or (f"gpu{self.gpu_index}" if self.gpu_index else "node")
+        return f"{self.fault_class}/{gpu}/{self.code if self.code is not None else '-'}"
+
+
+def is_blank(value: float) -> bool:
+    """Tell whether a value is one of DCGM's blanks (or not a number), not a measurement.
+
+    Example:
+        >>> is_blank(9.223372036854776e18), is_blank(87.0)
+        (True, False)
+    """
+    return math.isnan(value) or math.isinf(value) or value >= BLANK_FROM
+
+
+def node_names_of(labels: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the distinct names under which the labels may mean a node, best first."""
+    names = (labels.get(label, "") for label in NODE_LABELS)
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def gpu_uuid_of(labels: Mapping[str, str]) -> str:
+    """Return the physical GPU's UUID; the same for all MIG rows of a GPU."""
+    return next((labels[label] for label in _UUID_LABELS if labels.get(label)), "")
+
+
+def gpu_index_of(labels: Mapping[str, str]) -> str:
+    """Return the GPU's index as the exporter prints it; it can change at a reboot."""
+    return next((labels[label] for label in _INDEX_LABELS if labels.get(label)), "")
+
+
+def xid_of(sample: Sample) -> int | None:
+    """Return the XID a sample speaks of: by label where there is one, else the gauge's value."""
+    for label in _CODE_LABELS:
+        text = sample.labels.get(label, "")
+        if text.isdigit():
+            return int(text)
+    value = sample.value
+    return int(value) if value.is_integer() and 0 < value < 1024 else None
+
+
+def collapse(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Keep one finding per node, GPU, fault and code: MIG repeats a GPU's rows per instance."""
+    first: dict[tuple[str, str], Finding] = {}
+    for finding in findings:
+        name = finding.node_names[0] if finding.node_names else ""
+        first.setdefault((name, finding.key), finding)
+    return tuple(first.values())
+
+
+def most_severe(findings: Iterable[Finding]) -> Finding:
+    """Return the finding that decides; ties go to the earliest evidence, then to the key.
+
+    Raises:
+        ValueError: if there is no finding.
+    """
+    return min(findings, key=lambda f: (f.verdict.severity, f.evidence.at, f.key))
+
+
+def add_findings(known: tuple[Finding, ...], new: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return `known` plus those of `new` that are no repeats of a known fault."""
+    keys = {finding.key for finding in known}
+    added = {finding.key: finding for finding in new if finding.key not in keys}
+    return known + tuple(added.values())
+
+
+def for_cluster(finding: Finding, cluster: str) -> Finding:
+    """Return the finding under the given cluster name."""
+    return replace(finding, cluster=cluster)

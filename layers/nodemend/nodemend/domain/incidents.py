@@ -1,0 +1,324 @@
+"""The life of an incident: one remediation of one node, from detection to close.
+
+An incident is a value; every change is a pure function that returns the next one together with
+the events that the change causes. The store writes both in one conditional write.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from nodemend.domain.errors import IllegalTransitionError, SupersededError
+from nodemend.domain.events import DetailType, IncidentEvent
+from nodemend.domain.faults import FaultClass, FaultKind, Mode, Rung
+from nodemend.domain.findings import Finding, add_findings, most_severe
+from nodemend.domain.nodes import NodeRef
+from nodemend.domain.policy import ClusterPolicy, Deadlines, Waits
+from nodemend.domain.reasons import Reason
+
+TIMELINE_LIMIT = 200
+"""Entries kept in the record; a DynamoDB item holds 400 KB. The newest always stay."""
+
+
+class IncidentState(StrEnum):
+    """Where an incident is; the state machine's steps, and the two ends."""
+
+    WAITING = "waiting"
+    ADMITTED = "admitted"
+    VERIFYING = "verifying"
+    CORDONING = "cordoning"
+    DRAINING = "draining"
+    REPAIRING = "repairing"
+    CHECKING = "checking"
+    VALIDATING = "validating"
+    RELEASING = "releasing"
+    ESCALATING = "escalating"
+    CLOSED = "closed"
+
+
+_S = IncidentState
+_ENDS = (_S.ESCALATING, _S.CLOSED)
+
+TRANSITIONS: Mapping[IncidentState, frozenset[IncidentState]] = {
+    _S.WAITING: frozenset({_S.ADMITTED, _S.CLOSED}),
+    _S.ADMITTED: frozenset({_S.VERIFYING, _S.WAITING, *_ENDS}),
+    _S.VERIFYING: frozenset({_S.CORDONING, _S.RELEASING, *_ENDS}),
+    _S.CORDONING: frozenset({_S.DRAINING, _S.RELEASING, *_ENDS}),
+    _S.DRAINING: frozenset({_S.REPAIRING, _S.RELEASING, *_ENDS}),
+    _S.REPAIRING: frozenset({_S.CHECKING, _S.RELEASING, *_ENDS}),
+    _S.CHECKING: frozenset({_S.VALIDATING, _S.REPAIRING, _S.RELEASING, *_ENDS}),
+    _S.VALIDATING: frozenset({_S.RELEASING, _S.REPAIRING, *_ENDS}),
+    _S.RELEASING: frozenset({*_ENDS}),
+    _S.ESCALATING: frozenset({_S.REPAIRING, _S.RELEASING, _S.CLOSED}),
+    _S.CLOSED: frozenset(),
+}
+"""The one table of legal moves. Staying in a state is always legal (a step that is repeated)."""
+
+TOUCHES_NODE = frozenset(
+    {_S.CORDONING, _S.DRAINING, _S.REPAIRING, _S.CHECKING, _S.VALIDATING, _S.RELEASING}
+)
+"""States in which the node may carry our cordon."""
+
+
+class Outcome(StrEnum):
+    """How an incident ended."""
+
+    REPLACED = "REPLACED"
+    REBOOTED = "REBOOTED"
+    RECOVERED = "RECOVERED"
+    OBSERVED = "OBSERVED"
+    SKIPPED = "SKIPPED"
+    SUPERSEDED = "SUPERSEDED"
+    ABORTED_BY_OPERATOR = "ABORTED_BY_OPERATOR"
+    NEEDS_HUMAN = "NEEDS_HUMAN"
+
+
+class Origin(StrEnum):
+    """What started the incident."""
+
+    SCAN = "scan"
+    ALERT = "alert"
+    HAND = "hand"
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEntry:
+    """One line of what happened, for people."""
+
+    at: datetime
+    step: str
+    what: str
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class CordonRecord:
+    """What the cordon found and changed, so that release can restore exactly that."""
+
+    at: datetime
+    was_unschedulable: bool
+    had_scale_down_disabled: str | None = None
+    """The annotation's value before us; None: it was not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRecord:
+    """How far a drain has come; slices are separate invocations and know only this."""
+
+    started_at: datetime
+    slices: int = 0
+    evicted: Mapping[str, str] = field(default_factory=dict)
+    """`namespace/name` by uid of each pod whose eviction was accepted."""
+    attempts: Mapping[str, int] = field(default_factory=dict)
+    """Eviction calls by uid."""
+    blocked: Mapping[str, str] = field(default_factory=dict)
+    """Cause by `namespace/name`, as last reported: equal causes are reported once."""
+    gone: int = 0
+    unconfirmed: tuple[str, ...] = ()
+    is_drained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RepairRecord:
+    """The repair's write-ahead note: stored before the call, so that a retry can observe."""
+
+    rung: Rung
+    group: str
+    before: tuple[str, ...]
+    """Members of the group before the call; the replacement is none of these."""
+    desired_before: int
+    intended_at: datetime
+    started_at: datetime | None = None
+    replacement_instance_id: str = ""
+    replacement_node: NodeRef | None = None
+    clean_since: datetime | None = None
+    """Since when validation has found nothing; reset by every finding or unknown."""
+    polls: int = 0
+    last_problem: str = ""
+    """Code of what the last poll waited for: equal problems are reported once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """The record. `version` grows by one with each write and guards against lost updates."""
+
+    id: str
+    cluster: str
+    node: NodeRef
+    origin: Origin
+    opened_at: datetime
+    state: IncidentState
+    state_since: datetime
+    findings: tuple[Finding, ...] = ()
+    node_labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels that the policy's groups matched at the opening."""
+    schema_version: int = 1
+    version: int = 0
+    requested_by: str = ""
+    request_reason: str = ""
+    mode: Mode = Mode.DRY_RUN
+    policy_version: str = ""
+    cluster_policy: ClusterPolicy | None = None
+    """The cluster as the policy named it at admission; with `plan`, `waits`, `deadlines` and
+    `hold_down_s` what an incident pins. Mode and pause are read live."""
+    waits: Waits = field(default_factory=Waits)
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    hold_down_s: int = 600
+    plan: tuple[Rung, ...] = ()
+    rung_index: int = 0
+    group: str = ""
+    expected_gpus: int = 0
+    execution_arn: str = ""
+    verify_attempts: int = 0
+    verify_since: datetime | None = None
+    cordon: CordonRecord | None = None
+    drain: DrainRecord | None = None
+    repair: RepairRecord | None = None
+    verdict: tuple[Outcome, Reason] | None = None
+    """The end that a step has decided on; close_incident carries it out."""
+    outcome: Outcome | None = None
+    reason: Reason | None = None
+    closed_at: datetime | None = None
+    waiting_for: str = ""
+    sequence: int = 0
+    timeline: tuple[TimelineEntry, ...] = ()
+    new_events: tuple[IncidentEvent, ...] = ()
+    """Events of changes that are not stored yet; the store moves them into the outbox."""
+
+    @property
+    def is_closed(self) -> bool:
+        """True in the terminal state."""
+        return self.state is IncidentState.CLOSED
+
+    @property
+    def dry_run(self) -> bool:
+        """True if nothing may be changed on behalf of this incident."""
+        return self.mode is Mode.DRY_RUN
+
+    @property
+    def primary(self) -> Finding | None:
+        """The finding that decides; None for an incident by hand."""
+        return most_severe(self.findings) if self.findings else None
+
+    @property
+    def fault_class(self) -> FaultClass:
+        """The deciding fault; `manual` where a person's word is the fault."""
+        return self.primary.fault_class if self.primary else FaultClass.MANUAL
+
+    @property
+    def fault_kind(self) -> FaultKind:
+        """How the deciding fault is verified."""
+        return self.primary.kind if self.primary else FaultKind.LEVEL
+
+    @property
+    def rung(self) -> Rung:
+        """The rung that is being tried; `human` past the end of the plan."""
+        return self.plan[self.rung_index] if self.rung_index < len(self.plan) else Rung.HUMAN
+
+    @property
+    def fault_text(self) -> str:
+        """The fault in words."""
+        if self.primary:
+            return self.primary.summary
+        return f"requested by {self.requested_by}: {self.request_reason}"
+
+
+def require_owner(incident: Incident, execution_arn: str) -> None:
+    """Refuse to work for an execution that does not own the incident.
+
+    Covers console redrives and copies ("new execution"), late duplicates and closed incidents.
+
+    Raises:
+        SupersededError: if the incident is closed or belongs to another execution.
+    """
+    if incident.is_closed:
+        outcome = f"{incident.outcome}" if incident.outcome else "closed"
+        raise SupersededError(f"incident {incident.id} is closed already ({outcome})")
+    if incident.execution_arn and incident.execution_arn != execution_arn:
+        raise SupersededError(
+            f"incident {incident.id} belongs to execution {incident.execution_arn}"
+        )
+
+
+def move(incident: Incident, state: IncidentState, now: datetime) -> Incident:
+    """Return the incident in another state.
+
+    Raises:
+        IllegalTransitionError: if `TRANSITIONS` does not have the move.
+    """
+    if state is incident.state:
+        return incident
+    if state not in TRANSITIONS[incident.state]:
+        raise IllegalTransitionError(f"incident {incident.id}: {incident.state} -> {state}")
+    return replace(incident, state=state, state_since=now)
+
+
+def record(
+    incident: Incident,
+    detail_type: DetailType,
+    *,
+    step: str,
+    reason: Reason,
+    now: datetime,
+    data: Mapping[str, Any] | None = None,
+) -> Incident:
+    """Return the incident with one more event and timeline line."""
+    sequence = incident.sequence + 1
+    event = IncidentEvent(
+        event_id=f"{incident.id}-{sequence:04d}",
+        detail_type=detail_type,
+        at=now,
+        step=step,
+        dry_run=incident.dry_run,
+        reason=reason,
+        outcome=incident.outcome,
+        data=data or {},
+    )
+    timeline = (*incident.timeline, TimelineEntry(now, step, detail_type, reason))
+    return replace(
+        incident,
+        sequence=sequence,
+        new_events=(*incident.new_events, event),
+        timeline=timeline[-TIMELINE_LIMIT:],
+    )
+
+
+def decide_end(incident: Incident, outcome: Outcome, reason: Reason) -> Incident:
+    """Return the incident with its end decided; the first decision stands."""
+    return incident if incident.verdict else replace(incident, verdict=(outcome, reason))
+
+
+def close(
+    incident: Incident,
+    outcome: Outcome,
+    reason: Reason,
+    *,
+    step: str,
+    now: datetime,
+    data: Mapping[str, Any] | None = None,
+) -> Incident:
+    """Return the closed incident.
+
+    Raises:
+        IllegalTransitionError: if it is closed already.
+    """
+    if incident.is_closed:
+        raise IllegalTransitionError(f"incident {incident.id} is closed already")
+    closed = replace(
+        move(incident, IncidentState.CLOSED, now),
+        outcome=outcome,
+        reason=reason,
+        closed_at=now,
+        waiting_for="",
+    )
+    return record(closed, DetailType.INCIDENT_CLOSED, step=step, reason=reason, now=now, data=data)
+
+
+def attach(incident: Incident, findings: Iterable[Finding]) -> Incident:
+    """Return the incident with new evidence; the same incident if every fault is known."""
+    merged = add_findings(incident.findings, findings)
+    if len(merged) == len(incident.findings):
+        return incident
+    return replace(incident, findings=merged)

@@ -1,0 +1,49 @@
+"""What a person must do now, by the reason's code. Shown in the closing event and in the docs."""
+
+_CORDON_STAYS = "The node stays cordoned (annotation nodemend/incident says by which incident). "
+_UNCORDON = "After the repair run `kubectl uncordon` and remove the taint nodemend/remediation."
+
+REMEDIES = {
+    "blocked_by_pdb": _CORDON_STAYS
+    + "Make room in the PodDisruptionBudget that the reason names, or delete the pod; then start "
+    "the remediation again by hand.",
+    "blocked_by_multiple_pdbs": _CORDON_STAYS
+    + "Two PodDisruptionBudgets select the pod, so it can never be evicted: remove one of them, "
+    "then start the remediation again by hand.",
+    "drain_deadline": _CORDON_STAYS
+    + "Find out why the pods that the reason names do not end, then start the remediation again.",
+    "cluster_forbidden": "Bind the ClusterRole of cluster-access.yaml to nodemend's group; the "
+    "reason names the verb and resource that RBAC denied. " + _UNCORDON,
+    "cluster_unauthorized": "Check the EKS access entry of nodemend's role (cluster-access.yaml) "
+    "and the cluster's authentication mode.",
+    "cluster_unavailable": "The Kubernetes API could not be reached: check the security group, "
+    "the private endpoint and the function's subnets.",
+    "amp_forbidden": "Allow aps:QueryMetrics on the workspace for the function's role.",
+    "aws_forbidden": "Allow the IAM action that the reason names for the cluster's role.",
+    "asg_suspended": "Resume the processes that the reason names, then start the remediation "
+    "again by hand.",
+    "capacity_kind_unsupported": "Replace the node by hand: this version replaces nodes of Auto "
+    "Scaling groups only.",
+    "group_unknown": "Tag the node's Auto Scaling group with kubernetes.io/cluster/<name>, or "
+    "replace the node by hand.",
+    "other_remediator": "Someone else is acting on the instance; look at the group's activities.",
+    "replacement_missing": "The instance was terminated and no new one came into service: look at "
+    "the group's activities (capacity, launch template).",
+    "replacement_unhealthy": "The new node is not fit: the reason says what is missing. Look at "
+    "its kubelet, device plugin and GPU driver.",
+    "repair_refused": _CORDON_STAYS + "The capacity API refused the repair; the reason has its "
+    "words. " + _UNCORDON,
+    "cordon_only": "The policy stops after the cordon: repair the node by hand. " + _UNCORDON,
+    "policy_invalid": "Deploy a valid policy; the reason says what is wrong with this one.",
+    "lease_lost": _CORDON_STAYS + "The incident's lease was lost, so nothing more was done. Check "
+    "the node, then start the remediation again by hand.",
+    "execution_failed": "Look at the execution in the Step Functions console. If the node is "
+    "cordoned, repair it or start the remediation again by hand.",
+}
+
+
+def remedy_for(code: str, *, needs_human: bool) -> str:
+    """Return the sentence for a reason's code; a general one if a person must act anyway."""
+    if code in REMEDIES:
+        return REMEDIES[code]
+    return "Read the reason and the incident's timeline, and check the node." if needs_human else ""

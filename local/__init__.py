@@ -1,0 +1,1 @@
+"""The whole pipeline on one machine: no AWS account, no Docker."""

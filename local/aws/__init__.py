@@ -1,0 +1,1 @@
+"""AWS on one machine: moto behind a front of our own, a Lambda runtime, the template's stack."""

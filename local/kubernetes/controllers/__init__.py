@@ -1,0 +1,1 @@
+"""What the control plane and the kubelets do between two requests."""

@@ -1,0 +1,3 @@
+"""Code that the functions share through a layer."""
+
+GREETING = "from the layer"

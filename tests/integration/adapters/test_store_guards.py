@@ -1,0 +1,160 @@
+"""The suite of the Guards port: the fake and DynamoDB must pass the same tests."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from nodemend.adapters.guard_dynamodb import DynamoGuards
+from nodemend.application.ports import Guards
+from nodemend.domain.errors import AwsForbiddenError, AwsUnavailableError, InvalidInputError
+from nodemend.domain.guard import Guard, Slot
+from tests.fakes import aws
+from tests.fakes.aws import TABLE, Wire
+from tests.fakes.stores import MemoryGuards
+from tests.fakes.system import START
+
+THREADS = 50
+
+
+@pytest.fixture
+def dynamodb() -> Iterator[Any]:
+    with aws.dynamodb() as client:
+        yield client
+
+
+@pytest.fixture
+def dynamo(dynamodb: Any) -> DynamoGuards:
+    return DynamoGuards(table=TABLE, client=dynamodb)
+
+
+@pytest.fixture(params=["memory", "dynamodb"])
+def guards(request: pytest.FixtureRequest) -> Guards:
+    if request.param == "memory":
+        return MemoryGuards()
+    store: Guards = request.getfixturevalue("dynamo")
+    return store
+
+
+def slot(number: int) -> Slot:
+    return Slot(
+        incident_id=f"01TEST{number}",
+        node_uid=f"uid-{number}",
+        node_name=f"ip-10-0-0-{number}",
+        group="",
+        taken_at=START,
+        expires_at=START + timedelta(minutes=10, microseconds=1),
+    )
+
+
+def with_slot(guard: Guard, number: int) -> Guard:
+    return replace(guard, slots={**guard.slots, f"uid-{number}": slot(number)})
+
+
+def test_a_cluster_without_guard_item_has_an_empty_one_of_version_zero(guards: Guards) -> None:
+    assert guards.load("train-a") == Guard("train-a")
+
+
+def test_a_stored_guard_comes_back_with_the_next_version(guards: Guards) -> None:
+    guard = replace(
+        with_slot(with_slot(Guard("train-a"), 1), 2),
+        replacements=(START, START + timedelta(microseconds=1)),
+    )
+    assert guards.store(guard)
+    assert guards.load("train-a") == replace(guard, version=1)
+    assert guards.load("train-b") == Guard("train-b")
+
+
+def test_a_guard_that_was_read_before_the_last_write_is_not_stored(guards: Guards) -> None:
+    guards.store(Guard("train-a"))
+    read = guards.load("train-a")
+    assert guards.store(with_slot(read, 1))
+    assert not guards.store(with_slot(read, 2))
+    assert list(guards.load("train-a").slots) == ["uid-1"]
+
+
+def test_of_two_first_writes_one_loses(guards: Guards) -> None:
+    assert guards.store(with_slot(Guard("train-a"), 1))
+    assert not guards.store(with_slot(Guard("train-a"), 2))
+    assert list(guards.load("train-a").slots) == ["uid-1"]
+
+
+@pytest.mark.parametrize("is_same", [False, True], ids=["different", "identical"])
+def test_of_fifty_dispatchers_exactly_one_wins_each_round(guards: Guards, is_same: bool) -> None:
+    for round_ in range(3):
+        read = guards.load("train-a")
+        barrier = threading.Barrier(THREADS)
+
+        def contend(number: int, read: Guard = read, barrier: threading.Barrier = barrier) -> bool:
+            barrier.wait(timeout=30)
+            return guards.store(with_slot(read, 0 if is_same else number))
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            won = list(pool.map(contend, range(THREADS)))
+        assert won.count(True) == 1
+        stored = guards.load("train-a")
+        assert stored.version == round_ + 1
+        winner = 0 if is_same else won.index(True)
+        assert f"uid-{winner}" in stored.slots
+        assert len(stored.slots) <= round_ + 1
+
+
+# --- DynamoDB only ------------------------------------------------------------------------------
+
+
+def test_a_write_that_the_sdk_repeats_after_a_lost_answer_counts_as_won(
+    dynamo: DynamoGuards, dynamodb: Any
+) -> None:
+    for version in range(2):
+        wire = Wire(dynamodb)
+        wire.repeat("PutItem")
+        assert dynamo.store(Guard("train-a", version=version))
+        assert dynamo.load("train-a").version == version + 1
+
+
+def test_a_guard_of_a_later_release_is_read_and_a_broken_one_is_an_error(
+    dynamo: DynamoGuards, dynamodb: Any
+) -> None:
+    guard = with_slot(Guard("train-a"), 1)
+    dynamo.store(guard)
+    item = dynamodb.scan(TableName=TABLE)["Items"][0]
+    item["document"]["M"]["breaker"] = {"M": {"open": {"BOOL": False}}}
+    del item["document"]["M"]["replacements"]
+    dynamodb.put_item(TableName=TABLE, Item=item)
+    assert dynamo.load("train-a") == replace(guard, version=1)
+    item["document"]["M"]["slots"] = {"S": "none"}
+    dynamodb.put_item(TableName=TABLE, Item=item)
+    with pytest.raises(InvalidInputError, match="guard of train-a"):
+        dynamo.load("train-a")
+
+
+def test_a_guard_with_all_its_slots_and_a_day_of_replacements_stays_small(
+    dynamo: DynamoGuards, dynamodb: Any
+) -> None:
+    guard = replace(Guard("train-a"), replacements=(START,) * 20)
+    for number in range(50):
+        guard = with_slot(guard, number)
+    dynamo.store(guard)
+    item = dynamodb.scan(TableName=TABLE)["Items"][0]
+    assert len(str(item)) < 40_000
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [("AccessDeniedException", AwsForbiddenError), ("ThrottlingException", AwsUnavailableError)],
+)
+def test_guards_raise_only_the_domains_errors(
+    dynamo: DynamoGuards, dynamodb: Any, code: str, error: type[Exception]
+) -> None:
+    wire = Wire(dynamodb)
+    wire.fail("GetItem", code)
+    with pytest.raises(error, match="dynamodb:GetItem"):
+        dynamo.load("train-a")
+    for version in range(2):
+        wire.fail("PutItem", code)
+        with pytest.raises(error, match="dynamodb:PutItem"):
+            dynamo.store(Guard("train-a", version=version))
