@@ -6,6 +6,7 @@ from the list that it ships.
 
 import copy
 import json
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -135,6 +136,8 @@ def _transform(
         undo_mark_unicode_str_in_template,
     )
 
+    # It warns at its end that its own usage metrics were not sent.
+    logging.getLogger("samtranslator.metrics").setLevel(logging.ERROR)
     fragment = copy.deepcopy(document)
     values = {name: str(value) for name, value in parameters.items()}
     try:

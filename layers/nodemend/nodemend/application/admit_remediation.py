@@ -1,6 +1,7 @@
 """First step: whose execution is this, and does it hold a slot?"""
 
 from dataclasses import replace
+from datetime import datetime
 
 from nodemend.application.dispatch_incidents import (
     DispatchPorts,
@@ -18,6 +19,7 @@ from nodemend.contracts.steps import (
 )
 from nodemend.domain.errors import InvalidInputError, LeaseLostError, SupersededError
 from nodemend.domain.events import DetailType
+from nodemend.domain.faults import Mode
 from nodemend.domain.incidents import (
     Incident,
     IncidentState,
@@ -107,7 +109,7 @@ def _by_hand(
         if known.state is not IncidentState.WAITING:
             return known  # a retry of this step: everything below was done
     cluster = ports.clusters.open(cluster_policy)
-    incident = known or _open(parsed, request, cluster, ports)
+    incident = known or _open(parsed, request, cluster, policy, ports)
     if incident.verdict is not None or incident.is_closed:
         return incident
     return _take_slot(incident, cluster_policy, cluster, policy, ports)
@@ -127,6 +129,7 @@ def _open(
     parsed: RemediateByHand,
     request: AdmitRemediationRequest,
     cluster: Cluster,
+    policy: Policy,
     ports: DispatchPorts,
 ) -> Incident:
     node = cluster.get_node(parsed.node)
@@ -136,7 +139,9 @@ def _open(
             f"cluster {parsed.cluster} has no node {parsed.node!r}",
             "use a name exactly as `kubectl get nodes` prints it",
         )
-    incident = opened(_new_incident(parsed, request, node, ports), ports.clock.now())
+    now = ports.clock.now()
+    mode = policy.mode_for(node.labels)
+    incident = opened(_new_incident(parsed, request, node, mode, now), now)
     holder = ports.incidents.claim_node(incident.cluster, node.ref.uid, incident.id)
     if holder != incident.id:
         incident = _reject(
@@ -152,9 +157,12 @@ def _open(
 
 
 def _new_incident(
-    parsed: RemediateByHand, request: AdmitRemediationRequest, node: Node, ports: DispatchPorts
+    parsed: RemediateByHand,
+    request: AdmitRemediationRequest,
+    node: Node,
+    mode: Mode,
+    now: datetime,
 ) -> Incident:
-    now = ports.clock.now()
     return Incident(
         id=request.execution.name,
         cluster=parsed.cluster,
@@ -164,6 +172,7 @@ def _new_incident(
         state=IncidentState.WAITING,
         state_since=now,
         node_labels=node.labels,
+        mode=mode,
         requested_by=parsed.requested_by,
         request_reason=parsed.reason,
         execution_arn=request.execution.arn,

@@ -161,7 +161,9 @@ def _after_slice(
     ports: StepPorts,
 ) -> DrainNodeResult:
     now = ports.clock.now()
-    causes = {pod_id: answer.cause_text for pod_id, (_, answer) in done.blocks.items()}
+    blocks = _explain(done.blocks.values(), cluster) if done.blocks else ()
+    # Not the server's words: they count healthy pods, and would make each poll look like news.
+    causes = {block.pod: " ".join((block.verdict, *block.budgets)) for block in blocks}
     progressed = replace(
         drain,
         slices=drain.slices + 1,
@@ -171,7 +173,6 @@ def _after_slice(
         gone=drain.gone + done.gone,
     )
     updated = replace(incident, drain=progressed)
-    blocks = _explain(done.blocks.values(), cluster) if done.blocks else ()
     if _is_news(drain.blocked, causes):
         updated = _progress(updated, blocks, now)
     if done.forbidden:

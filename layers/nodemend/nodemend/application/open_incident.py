@@ -18,6 +18,7 @@ from nodemend.application.ports import (
 from nodemend.contracts.events import FindingModel, GpuFaultDetected
 from nodemend.domain.errors import ConcurrentUpdateError, InvalidInputError
 from nodemend.domain.events import DetailType
+from nodemend.domain.faults import Mode
 from nodemend.domain.findings import Finding
 from nodemend.domain.incidents import (
     Incident,
@@ -76,13 +77,14 @@ def open_incident(fault: GpuFaultDetected, *, ports: OpenIncidentPorts) -> str |
     cluster = ports.clusters.open(cluster_policy)
     node = resolve(cluster, _names(findings))
     if node is None:
-        _reject_unresolved(fault.cluster, findings, ports, now)
+        _reject_unresolved(fault.cluster, findings, policy.mode, ports, now)
         return None
     findings = _unhandled(findings, node, ports, now)
     if not findings:
         ports.telemetry.count("FindingsSuppressed", cluster=fault.cluster, why="handled")
         return None
-    incident = _new_incident(ports.ids.new(now), node, findings, now)
+    mode = policy.mode_for(node.labels)
+    incident = _new_incident(ports.ids.new(now), node, findings, mode, now)
     return _open_or_attach(incident, ports)
 
 
@@ -127,7 +129,7 @@ def _unhandled(
 
 
 def _new_incident(
-    incident_id: str, node: Node, findings: tuple[Finding, ...], now: datetime
+    incident_id: str, node: Node, findings: tuple[Finding, ...], mode: Mode, now: datetime
 ) -> Incident:
     incident = Incident(
         id=incident_id,
@@ -139,6 +141,7 @@ def _new_incident(
         state_since=now,
         findings=findings,
         node_labels=node.labels,
+        mode=mode,
     )
     return opened(incident, now)
 
@@ -208,7 +211,11 @@ def _attach(existing: Incident, findings: tuple[Finding, ...], ports: OpenIncide
 
 
 def _reject_unresolved(
-    cluster: str, findings: tuple[Finding, ...], ports: OpenIncidentPorts, now: datetime
+    cluster: str,
+    findings: tuple[Finding, ...],
+    mode: Mode,
+    ports: OpenIncidentPorts,
+    now: datetime,
 ) -> None:
     """Report once a day that no node could be found; no node is touched by guessing."""
     names = _names(findings)
@@ -231,6 +238,7 @@ def _reject_unresolved(
         state=IncidentState.CLOSED,
         state_since=now,
         findings=findings,
+        mode=mode,
         outcome=Outcome.SKIPPED,
         reason=reason,
         closed_at=now,

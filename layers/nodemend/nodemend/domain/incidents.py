@@ -114,7 +114,7 @@ class DrainRecord:
     attempts: Mapping[str, int] = field(default_factory=dict)
     """Eviction calls by uid."""
     blocked: Mapping[str, str] = field(default_factory=dict)
-    """Cause by `namespace/name`, as last reported: equal causes are reported once."""
+    """What blocks each pod (`namespace/name`) now; the same block is reported once."""
     gone: int = 0
     unconfirmed: tuple[str, ...] = ()
     is_drained: bool = False

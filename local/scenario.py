@@ -1,0 +1,233 @@
+"""Scenarios: a fleet, a policy, what happens to it, and how it must end. YAML, checked here.
+
+The schema is published as `local/schemas/scenario.json`.
+"""
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from local.amp.exporter import FaultKind
+
+
+class ScenarioError(ValueError):
+    """The scenario file is wrong; the message names file, field and problem."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Pods(_Model):
+    """A workload on the group's nodes."""
+
+    namespace: str = "ml"
+    name: str
+    kind: Literal["Deployment", "ReplicaSet", "StatefulSet", "Job", "DaemonSet"] = "StatefulSet"
+    replicas: int = Field(default=1, ge=1)
+    gpus: int = Field(default=0, ge=0, description="GPUs that each pod holds.")
+    grace_s: int = Field(default=2, ge=0)
+    labels: dict[str, str] = Field(default={}, description="Default: app=NAME.")
+    nodes: tuple[int, ...] = Field(
+        default=(), description="Indexes of the group's nodes that the first pods are bound to."
+    )
+
+    @property
+    def all_labels(self) -> dict[str, str]:
+        """The labels, with the default."""
+        return self.labels or {"app": self.name}
+
+
+class Budget(_Model):
+    """A PodDisruptionBudget."""
+
+    namespace: str = "ml"
+    name: str
+    match_labels: dict[str, str]
+    min_available: int | str | None = None
+    max_unavailable: int | str | None = None
+
+
+class Group(_Model):
+    """Nodes of one kind of capacity."""
+
+    name: str
+    kind: Literal["auto_scaling_group", "managed_node_group"] = "auto_scaling_group"
+    instance_type: str = "p5.48xlarge"
+    size: int = Field(ge=1, le=2000)
+    age_s: float = Field(default=86400, ge=0, description="How long the nodes have been there.")
+    labels: dict[str, str] = {}
+    pods: tuple[Pods, ...] = ()
+    pdbs: tuple[Budget, ...] = ()
+    launch_delay_s: float = Field(default=1, ge=0)
+    join_delay_s: float = Field(
+        default=1, ge=0, description="From a running instance to its Ready node."
+    )
+    gpus_delay_s: float = Field(
+        default=1, ge=0, description="From the Ready node to its allocatable GPUs."
+    )
+    suspended: tuple[str, ...] = Field(default=(), description="Suspended Auto Scaling processes.")
+
+
+class Cluster(_Model):
+    """One EKS cluster with an AMP workspace of its own."""
+
+    name: str
+    workspace: str = "ws-local"
+    groups: tuple[Group, ...] = Field(min_length=1)
+
+
+class Start(_Model):
+    """What starts the remediation."""
+
+    by: Literal["scan", "hand"] = "scan"
+    node: str = Field(default="", description="By hand: GROUP/INDEX or a node's name.")
+    reason: str = "rehearsal"
+    requested_by: str = "person"
+
+    @model_validator(mode="after")
+    def _hand_needs_a_node(self) -> Self:
+        if self.by == "hand" and not self.node:
+            raise ValueError("start.node is needed to start by hand")
+        return self
+
+
+class Inject(BaseModel):
+    """A fault of the simulated GPUs; further fields are the kind's parameters."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    node: str
+    gpu: int | None = None
+    kind: FaultKind
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The kind's own parameters."""
+        return dict(self.model_extra or {})
+
+
+class Clear(_Model):
+    """Faults to lift."""
+
+    node: str
+    gpu: int | None = None
+    kind: FaultKind | None = None
+
+
+class InjectedApiFault(_Model):
+    """Calls to fail."""
+
+    verb: str
+    status: int = Field(ge=0, le=599)
+    service: str = ""
+    caller: str = Field(default="", description="A function's folder name; empty: anybody.")
+    target: str = ""
+    times: int | None = Field(default=None, ge=1)
+    for_s: float | None = Field(default=None, gt=0, description="Lift it again after this long.")
+
+
+class Person(_Model):
+    """Something that a person does."""
+
+    do: Literal["cordon", "uncordon", "delete_pdb", "delete_pod", "stop_execution"]
+    node: str = ""
+    namespace: str = "ml"
+    name: str = ""
+
+
+class When(_Model):
+    """Wait for an event before `at_s` counts."""
+
+    event: str = Field(description="A detail-type, e.g. Incident Opened.")
+
+
+class TimelineEntry(_Model):
+    """One thing that happens; `at_s` counts from the start, or from the event in `when`."""
+
+    at_s: float = Field(default=0, ge=0)
+    when: When | None = None
+    inject: Inject | None = None
+    clear: Clear | None = None
+    api_fault: InjectedApiFault | None = None
+    person: Person | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one_thing(self) -> Self:
+        things = [self.inject, self.clear, self.api_fault, self.person]
+        if sum(thing is not None for thing in things) != 1:
+            raise ValueError("name exactly one of inject, clear, api_fault and person")
+        return self
+
+
+class Expect(_Model):
+    """How it must end."""
+
+    outcome: str | None = Field(description="Outcome of the incident; null: no incident at all.")
+    reason: str | None = Field(default=None, description="Code of its reason.")
+    actions: tuple[str, ...] | None = Field(
+        default=None, description="What was changed, in order: cordon, evict, replace, release."
+    )
+    untouched: tuple[str, ...] = Field(
+        default=(), description="Nodes (GROUP/INDEX) that nobody may have changed; all: every one."
+    )
+    events: tuple[str, ...] = Field(
+        default=(), description="Detail-types that must have been sent, in this order."
+    )
+
+
+class Limits(_Model):
+    """How long the rehearsal may take."""
+
+    run_s: float = Field(default=120, gt=0)
+    settle_s: float = Field(
+        default=6, gt=0, description="Quiet seconds after which nothing more is expected."
+    )
+
+
+class ScenarioDocument(_Model):
+    """A rehearsal of nodemend on this machine."""
+
+    schema_version: Literal[1]
+    name: str
+    description: str = ""
+    clusters: tuple[Cluster, ...] = Field(min_length=1, max_length=1)
+    policy: dict[str, Any] = Field(
+        default={}, description="The policy document; its clusters are filled in."
+    )
+    start: Start = Start()
+    timeline: tuple[TimelineEntry, ...] = ()
+    expect: Expect
+    limits: Limits = Limits()
+    seconds_per_minute: float = Field(
+        default=2, gt=0, description="How long a minute of the schedules lasts here."
+    )
+
+    @property
+    def cluster(self) -> Cluster:
+        """The scenario's cluster."""
+        return self.clusters[0]
+
+
+def load_scenario(path: Path) -> ScenarioDocument:
+    """Read a scenario file.
+
+    Raises:
+        ScenarioError: if it cannot be read, is no YAML, or a field is wrong.
+    """
+    try:
+        raw = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise ScenarioError(f"{path} cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ScenarioError(f"{path} is no YAML: {error}") from error
+    try:
+        return ScenarioDocument.model_validate(raw)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in e['loc']) or 'document'}: {e['msg']}"
+            for e in error.errors(include_url=False)
+        )
+        raise ScenarioError(f"{path}: {problems}") from error

@@ -1,0 +1,264 @@
+"""The state machines as graphs, and how large an execution of one can grow.
+
+`tools/lint_asl.py` judges what this reads and computes.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from nodemend.contracts.policy import PolicyDocument, worst_case_loops
+from nodemend.domain.policy import wait_after
+
+INVOKE = "arn:aws:states:::lambda:invoke"
+EVENTS = {"Task": 5, "Choice": 2, "Wait": 2, "Pass": 2, "Succeed": 2, "Fail": 1}
+"""History events of one visit. A task is entered, scheduled, started, succeeded or failed, left."""
+EVENTS_PER_RETRY = 3
+EVENTS_OF_EXECUTION = 2
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One state machine of the template, with the functions behind its tasks."""
+
+    id: str
+    definition: dict[str, Any]
+    substitutions: Mapping[str, str]
+    """Logical id of the resource by the name of its substitution."""
+    timeouts_s: Mapping[str, int]
+    """Time-out of every function of the template, by logical id."""
+
+    @property
+    def start(self) -> str:
+        """Name of the first state."""
+        return str(self.definition.get("StartAt"))
+
+    @property
+    def states(self) -> dict[str, State]:
+        """States by name."""
+        found: dict[str, State] = self.definition["States"]
+        return found
+
+    @property
+    def tasks(self) -> dict[str, State]:
+        """Task states by name."""
+        return {name: state for name, state in self.states.items() if state["Type"] == "Task"}
+
+    def function_of(self, task: State) -> str | None:
+        """Return the logical id of the function that a task runs, if the template has it."""
+        given = str(task.get("Parameters", {}).get("FunctionName"))
+        name = re.fullmatch(r"\$\{(\w+)\}", given)
+        function = self.substitutions.get(name[1]) if name else None
+        is_known = task.get("Resource") == INVOKE and function in self.timeouts_s
+        return function if is_known else None
+
+    @cached_property
+    def reaches(self) -> Mapping[str, frozenset[str]]:
+        """States that can follow each state, however late."""
+        return {name: self._from(name) for name in self.states}
+
+    def _from(self, name: str) -> frozenset[str]:
+        found: set[str] = set()
+        ahead = [target for _, target in edges(self.states[name])]
+        while ahead:
+            target = ahead.pop()
+            if target in self.states and target not in found:
+                found.add(target)
+                ahead += [following for _, following in edges(self.states[target])]
+        return frozenset(found)
+
+    def loop_of(self, name: str) -> frozenset[str]:
+        """Return the states of the loop that a state is in; empty if it is in none."""
+        return frozenset(n for n in self.reaches[name] if name in self.reaches[n])
+
+
+def edges(state: State) -> Iterator[tuple[str, str]]:
+    """Yield (why, target) of each way out of a state: the caught names, or an empty string."""
+    for key in ("Next", "Default"):
+        if key in state:
+            yield "", state[key]
+    for choice in state.get("Choices", ()):
+        yield "", choice["Next"]
+    for catcher in state.get("Catch", ()):
+        yield ",".join(catcher["ErrorEquals"]), catcher["Next"]
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with CloudFormation's tags: `!Tag value` becomes `{"Tag": value}`."""
+
+
+def _construct(loader: _Loader, suffix: str, node: yaml.Node) -> dict[str, Any]:
+    if isinstance(node, yaml.ScalarNode):
+        return {suffix: loader.construct_scalar(node)}
+    if isinstance(node, yaml.SequenceNode):
+        return {suffix: loader.construct_sequence(node, deep=True)}
+    if isinstance(node, yaml.MappingNode):
+        return {suffix: loader.construct_mapping(node, deep=True)}
+    raise TypeError(f"unreadable value of !{suffix}")
+
+
+_Loader.add_multi_constructor("!", _construct)
+
+
+def load_template(path: Path) -> dict[str, Any]:
+    """Read a SAM template."""
+    loaded: dict[str, Any] = yaml.load(path.read_text(), Loader=_Loader)  # noqa: S506 - a SafeLoader
+    return loaded
+
+
+def load_machines(path: Path) -> list[Machine]:
+    """Return every state machine of a SAM template."""
+    template = load_template(path)
+    default_s = template.get("Globals", {}).get("Function", {}).get("Timeout", 3)
+    timeouts_s = {
+        name: int(resource["Properties"].get("Timeout", default_s))
+        for name, resource in template["Resources"].items()
+        if resource["Type"] == "AWS::Serverless::Function"
+    }
+    machines = []
+    for name, resource in template["Resources"].items():
+        if resource["Type"] == "AWS::Serverless::StateMachine":
+            properties = resource["Properties"]
+            text = (path.parent / properties["DefinitionUri"]).read_text()
+            substitutions = {
+                key: str(next(iter(value.values()))).removesuffix(".Arn")
+                for key, value in properties.get("DefinitionSubstitutions", {}).items()
+            }
+            machines.append(Machine(name, yaml.safe_load(text), substitutions, timeouts_s))
+    return machines
+
+
+# --- how large an execution can grow ------------------------------------------------------------
+
+
+def polls_of(policy: PolicyDocument) -> dict[str, int]:
+    """Return how often each waiting step can wait under a policy, as its use case counts."""
+    check, deadlines = policy.waits.check_poll_s, policy.deadlines
+    return {
+        "VerifyFault": worst_case_loops(check, deadlines.verify_s),
+        "DrainNode": worst_case_loops(policy.waits.drain_poll_s, deadlines.drain_s),
+        "CheckRepair": worst_case_loops(check, deadlines.replace_s),
+        "ValidateNode": _validation_polls(check, policy.hold_down_s, deadlines.replace_s),
+    }
+
+
+def _validation_polls(check: tuple[int, ...], hold_down_s: int, replace_s: int) -> int:
+    """Return the polls of a validation that is found unclean whenever that costs most polls.
+
+    Clean, it waits for what is left of the hold-down, which may be short. The deadline is looked at
+    when it is unclean, so that a last hold-down may begin just before it.
+    """
+    polls = elapsed_s = 0
+    is_over = False
+    while not is_over:
+        is_over = elapsed_s >= hold_down_s + replace_s
+        left_s = hold_down_s
+        while left_s > 0:
+            left_s -= min(wait_after(check, polls), left_s)
+            polls += 1
+        elapsed_s += hold_down_s + wait_after(check, polls)
+        polls += 1
+    return polls
+
+
+def history_events(
+    machine: Machine, policy: PolicyDocument, *, retries_of_polls: bool = False
+) -> int:
+    """Return the most events that an execution's history can hold under a policy.
+
+    Each task on the way uses up all its retries once; with `retries_of_polls`, in every poll.
+    """
+    polls = polls_of(policy)
+
+    def cost(name: str) -> int:
+        state = machine.states[name]
+        rounds = 1 + sum(polls.get(n, 0) for n in machine.loop_of(name))
+        attempts = sum(int(retrier.get("MaxAttempts", 3)) for retrier in state.get("Retry", []))
+        retries = EVENTS_PER_RETRY * attempts * (rounds if retries_of_polls else 1)
+        return EVENTS[state["Type"]] * rounds + retries
+
+    def longest(name: str, seen: frozenset[str]) -> int:
+        onwards = {target for _, target in edges(machine.states[name])} - seen
+        return cost(name) + max((longest(n, seen | {name}) for n in onwards), default=0)
+
+    return longest(machine.start, frozenset()) + EVENTS_OF_EXECUTION
+
+
+Shape = Callable[[int], dict[str, Any]]
+_LONGEST = {"verify_s": 86_400, "drain_s": 604_800, "replace_s": 86_400}
+_SHORTEST = dict.fromkeys(_LONGEST, 1)
+EXTREMES: Mapping[str, Shape] = {
+    "drain each second": lambda n: {
+        "waits": {"drain_poll_s": [1]},
+        "deadlines": {**_SHORTEST, "drain_s": n},
+    },
+    "verify each second": lambda n: {
+        "waits": {"check_poll_s": [1]},
+        "deadlines": {**_SHORTEST, "verify_s": n},
+    },
+    "check each second": lambda n: {
+        "waits": {"check_poll_s": [1]},
+        "deadlines": {**_SHORTEST, "replace_s": n},
+    },
+    "hold down each second": lambda n: {
+        "waits": {"check_poll_s": [1]},
+        "deadlines": _SHORTEST,
+        "hold_down_s": n,
+    },
+    "a second of hold-down between long polls": lambda n: {
+        "waits": {"check_poll_s": [max(1, 3600 - n)]},
+        "deadlines": {**_SHORTEST, "replace_s": 86_400},
+        "hold_down_s": 1,
+    },
+    "each step polls fast at first": lambda n: {
+        "waits": {"check_poll_s": [1] * n + [3600], "drain_poll_s": [1] * n + [3600]},
+        "deadlines": _LONGEST,
+    },
+    "each step polls fast and ends": lambda n: {
+        "waits": {"check_poll_s": [1], "drain_poll_s": [1]},
+        "deadlines": dict.fromkeys(_LONGEST, n),
+        "hold_down_s": n,
+    },
+}
+"""Kinds of policy that poll more often the larger `n` is."""
+
+
+def extreme_policies() -> dict[str, PolicyDocument]:
+    """Return, of each kind, the policy with the most polls that the model still accepts."""
+    found = {name: _largest_accepted(shape) for name, shape in EXTREMES.items()}
+    return {name: policy for name, policy in found.items() if policy}
+
+
+def _largest_accepted(shape: Shape) -> PolicyDocument | None:
+    found, low, high = None, 1, 86_400
+    while low <= high:
+        middle = (low + high) // 2
+        try:
+            document = {"schema_version": 1, "hold_down_s": 0} | shape(middle)
+            found = PolicyDocument.model_validate(document)
+            low = middle + 1
+        except ValidationError:
+            high = middle - 1
+    return found
+
+
+def longest_run_s() -> int:
+    """Return how long the waiting steps may take in all at the limits of the policy's model."""
+    schema = PolicyDocument.model_json_schema()
+    deadlines = schema["$defs"]["DeadlinesDocument"]["properties"]
+    verify_s, drain_s, replace_s = (
+        int(deadlines[name]["maximum"]) for name in ("verify_s", "drain_s", "replace_s")
+    )
+    hold_down_s = int(schema["properties"]["hold_down_s"]["maximum"])
+    return verify_s + drain_s + 2 * replace_s + 2 * hold_down_s
