@@ -73,10 +73,11 @@ def _show(console: Console, result: ResultDocument) -> None:
         told = "would be done" if action.dry_run else action.result
         table.add_row(f"{action.t:.1f} s", action.caller, action.verb, action.target, told)
     console.print()
-    console.print(table)
-    if not result.actions:
+    if result.actions:
+        console.print(table)
+        console.print()
+    else:
         console.print("Nothing was done.")
-    console.print()
     if not result.incidents:
         console.print("No incident was opened, and no node was touched.")
     for incident in result.incidents:

@@ -3,7 +3,7 @@
 
 import json
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -151,10 +151,12 @@ class MemoryOutbox:
         self._bus = bus
         self._telemetry = telemetry
 
-    def publish(self, incident_id: str) -> int:
-        return self._publish(incident_id)[1]
+    def publish(self, incident_id: str, event_ids: Collection[str] | None = None) -> int:
+        return self._publish(incident_id, event_ids=event_ids)[1]
 
-    def publish_pending(self, limit: int = 100) -> tuple[int, int]:
+    def publish_pending(
+        self, *, before: datetime | None = None, limit: int = 100
+    ) -> tuple[int, int]:
         pending = sorted(
             (record.incident.opened_at, incident_id)
             for incident_id, record in self._incidents.records.items()
@@ -162,24 +164,36 @@ class MemoryOutbox:
         )
         sent = unsent = 0
         for _, incident_id in pending[:limit]:
-            now_sent, now_unsent, is_reachable = self._publish(incident_id)
+            now_sent, now_unsent, is_reachable = self._publish(incident_id, before=before)
             sent += now_sent
             unsent += now_unsent
             if not is_reachable:
                 break
         return sent, unsent
 
-    def _publish(self, incident_id: str) -> tuple[int, int, bool]:
+    def _publish(
+        self,
+        incident_id: str,
+        *,
+        event_ids: Collection[str] | None = None,
+        before: datetime | None = None,
+    ) -> tuple[int, int, bool]:
         record = self._incidents.records.get(incident_id)
         if record is None or not record.outbox:
             return 0, 0, True
-        entries = sorted(record.outbox.values(), key=lambda one: (len(one.event_id), one.event_id))
+        wanted = [
+            one
+            for one in record.outbox.values()
+            if (event_ids is None or one.event_id in event_ids)
+            and (before is None or one.at < before)
+        ]
+        entries = sorted(wanted, key=lambda one: (len(one.event_id), one.event_id))
         is_reachable = True
         try:
             refused = set(self._bus.announce(entries))
         except NodemendError:
             is_reachable = False
-            refused = set(record.outbox)
+            refused = {one.event_id for one in entries}
         accepted = [entry for entry in entries if entry.event_id not in refused]
         for entry in accepted:
             for name, dimensions in counters_of(entry.detail_type, entry.detail):

@@ -15,8 +15,9 @@ Metrics derived from incident events, at most 28 series per cluster:
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from nodemend.adapters._aws import (
@@ -89,16 +90,20 @@ class DynamoOutbox:
         self._bus = bus
         self._telemetry = telemetry
 
-    def publish(self, incident_id: str) -> int:
-        """Send the incident's unsent events in their order; return how many are still unsent.
+    def publish(self, incident_id: str, event_ids: Collection[str] | None = None) -> int:
+        """Send these unsent events (None: all) in their order; return how many stay unsent.
 
         Never raises: what was not sent stays in the record, and no release waits for EventBridge.
         If not even the record could be read, the answer is 1.
         """
-        progress = self._publish(incident_id)
+        progress = self._publish(
+            incident_id, lambda event: event_ids is None or event.event_id in event_ids
+        )
         return progress.unsent
 
-    def publish_pending(self, limit: int = 100) -> tuple[int, int]:
+    def publish_pending(
+        self, *, before: datetime | None = None, limit: int = 100
+    ) -> tuple[int, int]:
         """Send unsent events of up to `limit` incidents; return (sent, still unsent).
 
         Stops at the first incident at which AWS did not answer: the others would only wait for
@@ -106,7 +111,7 @@ class DynamoOutbox:
         """
         sent = unsent = 0
         for incident_id in self._pending(limit):
-            progress = self._publish(incident_id)
+            progress = self._publish(incident_id, lambda event: before is None or event.at < before)
             sent += progress.sent
             unsent += progress.unsent
             if not progress.is_reachable:
@@ -131,10 +136,10 @@ class DynamoOutbox:
             return []
         return [item["pk"]["S"].removeprefix("INCIDENT#") for item in items]
 
-    def _publish(self, incident_id: str) -> _Progress:
+    def _publish(self, incident_id: str, is_wanted: Callable[[Announcement], bool]) -> _Progress:
         progress = _Progress()
         try:
-            self._send_all(incident_id, progress)
+            self._send(incident_id, is_wanted, progress)
         except NodemendError:
             _logger.exception("events of incident %s are not sent", incident_id)
             progress.is_reachable = False
@@ -147,14 +152,19 @@ class DynamoOutbox:
             self._telemetry.count("EventsUnsent", progress.unsent, cluster=progress.cluster)
         return progress
 
-    def _send_all(self, incident_id: str, progress: _Progress) -> None:
+    def _send(
+        self, incident_id: str, is_wanted: Callable[[Announcement], bool], progress: _Progress
+    ) -> None:
         record = self._read(incident_id)
         outbox = record.get("outbox", {})
         progress.cluster = record.get("cluster", "")
-        progress.unsent = len(outbox)
         if not outbox and "outbox_pending" in record:
             self._drop_flag(incident_id)
-        announcements = _announcements(outbox)
+        understood = _announcements(outbox)
+        announcements = [event for event in understood if is_wanted(event)]
+        # What cannot be understood was wanted by nobody, and must not go unnoticed.
+        progress.unsent = len(outbox) - len(understood) + len(announcements)
+        left = len(outbox)
         for start in range(0, len(announcements), _MARKED_AT_ONCE):
             part = announcements[start : start + _MARKED_AT_ONCE]
             refused = frozenset(self._bus.announce(part))
@@ -166,8 +176,9 @@ class DynamoOutbox:
                 self._mark_sent(
                     incident_id,
                     [entry.event_id for entry in accepted],
-                    is_all=len(accepted) == progress.unsent,
+                    is_all=len(accepted) == left,
                 )
+                left -= len(accepted)
             progress.sent += len(accepted)
             progress.unsent -= len(accepted)
 

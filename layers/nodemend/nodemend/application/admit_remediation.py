@@ -26,6 +26,7 @@ from nodemend.domain.incidents import (
     Origin,
     Outcome,
     decide_end,
+    event_ids,
     move,
     record,
     require_owner,
@@ -142,7 +143,7 @@ def _open(
     now = ports.clock.now()
     mode = policy.mode_for(node.labels)
     incident = opened(_new_incident(parsed, request, node, mode, now), now)
-    holder = ports.incidents.claim_node(incident.cluster, node.ref.uid, incident.id)
+    holder = _claim_node(incident, ports)
     if holder != incident.id:
         incident = _reject(
             incident,
@@ -152,8 +153,20 @@ def _open(
     if not ports.incidents.create(incident):
         stored = ports.incidents.get(incident.id)
         return stored or incident
-    ports.outbox.publish(incident.id)
+    ports.outbox.publish(incident.id, event_ids(incident))
     return ports.incidents.get(incident.id) or incident
+
+
+def _claim_node(incident: Incident, ports: DispatchPorts) -> str:
+    """Claim the node; a pointer that a closed incident left behind stands in nobody's way."""
+    uid = incident.node.uid
+    holder = ports.incidents.claim_node(incident.cluster, uid, incident.id)
+    if holder != incident.id:
+        existing = ports.incidents.get(holder)
+        if existing is not None and existing.is_closed:
+            ports.incidents.release_node(incident.cluster, uid, holder)
+            holder = ports.incidents.claim_node(incident.cluster, uid, incident.id)
+    return holder
 
 
 def _new_incident(
@@ -196,7 +209,7 @@ def _take_slot(
         ended = decided.ended[0]
         admitted = decide_end(incident, ended.outcome, ended.reason)
     saved = ports.incidents.save(admitted)
-    ports.outbox.publish(saved.id)
+    ports.outbox.publish(saved.id, event_ids(admitted))
     return saved
 
 

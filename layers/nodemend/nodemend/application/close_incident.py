@@ -58,10 +58,12 @@ def close_incident(request: CloseIncidentRequest, *, ports: ClosePorts) -> Close
 def _end_of(incident: Incident, request: CloseIncidentRequest) -> tuple[Outcome, Reason]:
     if incident.verdict is not None:
         return incident.verdict
+    # In a dry run nothing was touched, so nobody has to come.
+    failed = Outcome.SKIPPED if incident.dry_run else Outcome.NEEDS_HUMAN
     failure = request.state.failure
     if failure is None:
-        return Outcome.NEEDS_HUMAN, Reason("undecided", "the execution ended without a decision")
+        return failed, Reason("undecided", "the execution ended without a decision")
     text = message_of(failure.cause)
     if failure.error == "SupersededError":
         return Outcome.SUPERSEDED, Reason("superseded", text)
-    return Outcome.NEEDS_HUMAN, reason_of(failure.error, text)
+    return failed, reason_of(failure.error, text)

@@ -35,7 +35,7 @@ from nodemend.domain.guard import (
     decide_dispatch,
     plan_of,
 )
-from nodemend.domain.incidents import Incident, IncidentState, move, record
+from nodemend.domain.incidents import Incident, IncidentState, event_ids, move, record
 from nodemend.domain.policy import ClusterPolicy, Policy
 from nodemend.domain.rules import Catalogue
 
@@ -109,7 +109,12 @@ def _dispatch_cluster(
     ports: DispatchPorts,
 ) -> DispatchIncidentsResult:
     incidents = _open_incidents(cluster_policy.name, hints, ports)
-    waiters = [incident for incident in incidents if incident.state is IncidentState.WAITING]
+    waiters = [
+        incident
+        for incident in incidents
+        # By hand an incident may wait for nothing but its close: it was rejected.
+        if incident.state is IncidentState.WAITING and incident.verdict is None
+    ]
     restarted = _start_again(incidents, ports)
     ports.telemetry.gauge("IncidentsOpen", len(incidents), "Count", cluster=cluster_policy.name)
     ports.telemetry.gauge("IncidentsWaiting", len(waiters), "Count", cluster=cluster_policy.name)
@@ -231,14 +236,15 @@ def _begin(
 ) -> None:
     """Record the admission, then start; a crash in between is mended by `_start_again`."""
     try:
-        saved = ports.incidents.save(admit(admission, cluster_policy, snapshot, policy, ports))
+        admitted = admit(admission, cluster_policy, snapshot, policy, ports)
+        saved = ports.incidents.save(admitted)
     except ConcurrentUpdateError:
         logger.info(
             "incident %s got new evidence: the next dispatch admits it", admission.incident.id
         )
         ports.dispatch_queue.notify(admission.incident.cluster, admission.incident.id)
         return
-    ports.outbox.publish(saved.id)
+    ports.outbox.publish(saved.id, event_ids(admitted))
     ports.executions.start(saved.id)
 
 
@@ -273,7 +279,7 @@ def _keep(kept: Kept, ports: DispatchPorts) -> None:
         ports.incidents.save(waiting)
     except ConcurrentUpdateError:
         return  # new evidence came in; the next dispatch says it
-    ports.outbox.publish(incident.id)
+    ports.outbox.publish(incident.id, event_ids(waiting))
 
 
 def _end(incident: Incident, ended: Ended, ports: DispatchPorts) -> None:

@@ -62,6 +62,8 @@ _BLOCKS = frozenset(
 class _Slice:
     """What one slice did; made and read inside this module only."""
 
+    pending: set[str]
+    """`namespace/name` of the pods that are still to be evicted."""
     evicted: dict[str, str] = field(default_factory=dict)
     attempts: dict[str, int] = field(default_factory=dict)
     blocks: dict[str, tuple[Pod, EvictionAnswer]] = field(default_factory=dict)
@@ -122,7 +124,7 @@ def _why_stopped(incident: Incident, node: Node, ports: StepPorts) -> Reason | N
 
 def _evict(cluster: Cluster, node: Node, fates: Sequence[Classified], ports: StepPorts) -> _Slice:
     """Try every pod once, in order; one pod's answer never ends the others' turn."""
-    done = _Slice()
+    done = _Slice({item.pod.id for item in fates if item.fate is PodFate.EVICT})
     end = ports.clock.now() + SLICE
     for item in fates:
         if item.fate is not PodFate.EVICT:
@@ -134,14 +136,17 @@ def _evict(cluster: Cluster, node: Node, fates: Sequence[Classified], ports: Ste
         current = cluster.get_pod(item.pod.namespace, item.pod.name)
         if current is None or current.uid != item.pod.uid or current.node_name != node.ref.name:
             done.gone += 1
+            done.pending.discard(item.pod.id)
             continue
         answer = cluster.evict(current)
         done.attempts[current.uid] = 1
         verdict = answer.verdict
         if verdict is EvictionVerdict.ACCEPTED:
             done.evicted[current.uid] = current.id
+            done.pending.discard(current.id)
         elif verdict is EvictionVerdict.GONE:
             done.gone += 1
+            done.pending.discard(current.id)
         elif verdict in _BLOCKS:
             done.blocks[current.id] = (current, answer)
         elif verdict is EvictionVerdict.FORBIDDEN:
@@ -164,12 +169,15 @@ def _after_slice(
     blocks = _explain(done.blocks.values(), cluster) if done.blocks else ()
     # Not the server's words: they count healthy pods, and would make each poll look like news.
     causes = {block.pod: " ".join((block.verdict, *block.budgets)) for block in blocks}
+    # What held a pod that this slice got no clear answer for is not forgotten, or it would be
+    # told again as news by the next one.
+    held = {pod_id: cause for pod_id, cause in drain.blocked.items() if pod_id in done.pending}
     progressed = replace(
         drain,
         slices=drain.slices + 1,
         evicted={**drain.evicted, **done.evicted},
         attempts=_added(drain.attempts, done.attempts),
-        blocked=causes,
+        blocked={**held, **causes},
         gone=drain.gone + done.gone,
     )
     updated = replace(incident, drain=progressed)
@@ -229,15 +237,14 @@ def _progress(incident: Incident, blocks: Sequence[Block], now: datetime) -> Inc
 
 
 def _block_reason(blocks: Sequence[Block]) -> Reason:
-    first = blocks[0]
-    named = f" (budget {', '.join(first.budgets)})" if first.budgets else ""
-    more = f" and {len(blocks) - 1} more" if len(blocks) > 1 else ""
-    never = "; as it stands it can never allow an eviction" if first.can_never_allow else ""
     worst = next(
         (block for block in blocks if block.verdict == EvictionVerdict.BLOCKED_BY_MULTIPLE_PDBS),
-        first,
+        blocks[0],
     )
-    return Reason(str(worst.verdict), f"{first.pod}{more}: {first.cause}{named}{never}")
+    named = f" (budget {', '.join(worst.budgets)})" if worst.budgets else ""
+    more = f" and {len(blocks) - 1} more" if len(blocks) > 1 else ""
+    never = "; as it stands it can never allow an eviction" if worst.can_never_allow else ""
+    return Reason(str(worst.verdict), f"{worst.pod}{more}: {worst.cause}{named}{never}")
 
 
 def _why_too_late(incident: Incident, blocks: Sequence[Block], done: _Slice) -> Reason:
@@ -285,19 +292,7 @@ def _rehearse(
     """Say what a drain would do: which pods it would evict, and which budgets have no room."""
     now = ports.clock.now()
     evict = [item.pod for item in fates if item.fate is PodFate.EVICT]
-    blocked = tuple(
-        Block(
-            pod=pod.id,
-            verdict=EvictionVerdict.BLOCKED_BY_PDB,
-            cause=f"budget {budget.name} allows {budget.disruptions_allowed} disruptions now",
-            budgets=(budget.name,),
-            can_never_allow=budget.can_never_allow,
-        )
-        for namespace in sorted({pod.namespace for pod in evict})
-        for budget in cluster.list_disruption_budgets(namespace)
-        for pod in evict
-        if budget.disruptions_allowed < 1 and budget.selects(pod)
-    )
+    blocked = _foresee(evict, cluster)
     rehearsed = record(
         replace(incident, drain=replace(drain, is_drained=True)),
         DetailType.NODE_DRAINED,
@@ -313,3 +308,33 @@ def _rehearse(
     )
     commit(ports, move(rehearsed, IncidentState.REPAIRING, now))
     return DrainNodeResult(incident_id=incident.id, next="drained")
+
+
+def _foresee(evict: Sequence[Pod], cluster: Cluster) -> tuple[Block, ...]:
+    """Return what would hold the pods now; no budget protects a finished one."""
+    budgets = {
+        namespace: cluster.list_disruption_budgets(namespace)
+        for namespace in sorted({pod.namespace for pod in evict})
+    }
+    blocks = []
+    for pod in evict:
+        mine = [budget for budget in budgets[pod.namespace] if budget.selects(pod)]
+        full = [budget for budget in mine if budget.disruptions_allowed < 1]
+        if pod.is_finished or (len(mine) < 2 and not full):
+            continue
+        if len(mine) > 1:
+            verdict = EvictionVerdict.BLOCKED_BY_MULTIPLE_PDBS
+            cause = f"{len(mine)} budgets select the pod, and the eviction API supports one"
+        else:
+            verdict = EvictionVerdict.BLOCKED_BY_PDB
+            cause = f"budget {full[0].name} allows {full[0].disruptions_allowed} disruptions now"
+        blocks.append(
+            Block(
+                pod=pod.id,
+                verdict=verdict,
+                cause=cause,
+                budgets=tuple(sorted(budget.name for budget in mine)),
+                can_never_allow=len(mine) > 1 or full[0].can_never_allow,
+            )
+        )
+    return tuple(blocks)

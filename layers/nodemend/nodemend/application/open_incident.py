@@ -26,6 +26,7 @@ from nodemend.domain.incidents import (
     Origin,
     Outcome,
     attach,
+    event_ids,
     record,
 )
 from nodemend.domain.nodes import Node, NodeRef, is_instance_id
@@ -169,9 +170,9 @@ def _open_or_attach(incident: Incident, ports: OpenIncidentPorts) -> str | None:
         if existing is None:
             # Ours, or of an opener that died between the pointer and the record: under the
             # holder's id the record is the same either way.
-            created = ports.incidents.create(_under(incident, holder))
-            if created:
-                ports.outbox.publish(holder)
+            mine = _under(incident, holder)
+            if ports.incidents.create(mine):
+                ports.outbox.publish(holder, event_ids(mine))
                 ports.dispatch_queue.notify(incident.cluster, holder)
                 return holder
             continue
@@ -203,6 +204,9 @@ def _attach(existing: Incident, findings: tuple[Finding, ...], ports: OpenIncide
         if existing.state is IncidentState.WAITING:
             ports.dispatch_queue.notify(existing.cluster, existing.id)
         return True
+    if existing.verdict is not None:
+        # It is about to close, and would take evidence with it that nobody has judged.
+        return False
     try:
         ports.incidents.save(merged)
     except ConcurrentUpdateError:
@@ -253,4 +257,4 @@ def _reject_unresolved(
     )
     ports.incidents.create(rejected)
     ports.incidents.mark_handled(cluster, ref, keys, now + timedelta(days=1))
-    ports.outbox.publish(rejected.id)
+    ports.outbox.publish(rejected.id, event_ids(rejected))

@@ -4,7 +4,7 @@ Every method raises only `domain.errors` classes: adapters translate what their 
 so that the state machine's Retry and Catch lists stay true.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
@@ -257,16 +257,21 @@ class Incidents(Protocol):
 class Outbox(Protocol):
     """Sends what incidents have to say: EventBridge, then CloudWatch, then the mark as sent."""
 
-    def publish(self, incident_id: str) -> int:
-        """Send the incident's unsent events; return how many are still unsent.
+    def publish(self, incident_id: str, event_ids: Collection[str] | None = None) -> int:
+        """Send these of the incident's unsent events (None: all); return how many stay unsent.
+
+        Whoever stored events sends those and no others: so two that work on one incident at the
+        same moment do not send each other's.
 
         Never raises: what could not be sent stays marked in the record and is sent later by
         watch_incidents with the same event ids.
         """
         ...
 
-    def publish_pending(self, limit: int = 100) -> tuple[int, int]:
-        """Send unsent events of any incident; return (sent, still unsent)."""
+    def publish_pending(
+        self, *, before: datetime | None = None, limit: int = 100
+    ) -> tuple[int, int]:
+        """Send unsent events of any incident that happened before; return (sent, still unsent)."""
         ...
 
 

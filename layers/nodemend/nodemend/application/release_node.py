@@ -36,15 +36,13 @@ def release_node(request: ReleaseNodeRequest, *, ports: StepPorts) -> ReleaseNod
     now = ports.clock.now()
     incident = move(incident, IncidentState.RELEASING, now)
     cluster = ports.clusters.open(pinned_cluster(incident))
-    is_uncordoned = _restore(cluster, incident)
+    found, is_uncordoned = _restore(cluster, incident)
     outcome, reason = _outcome(incident)
     released = record(
         incident,
         DetailType.NODE_RELEASED,
         step=STEP,
-        reason=Reason("restored", f"{incident.node.name} is as it was before")
-        if is_uncordoned
-        else Reason("node_gone", f"{incident.node.name} is gone: nothing to restore"),
+        reason=found,
         now=now,
         data={"is_uncordoned": is_uncordoned},
     )
@@ -52,16 +50,21 @@ def release_node(request: ReleaseNodeRequest, *, ports: StepPorts) -> ReleaseNod
     return ReleaseNodeResult(incident_id=incident.id)
 
 
-def _restore(cluster: Cluster, incident: Incident) -> bool:
+def _restore(cluster: Cluster, incident: Incident) -> tuple[Reason, bool]:
+    """Return what was found and done, and whether the node takes pods again."""
+    name = incident.node.name
     for _ in range(PATCH_TRIES):
-        node = cluster.get_node(incident.node.name)
+        node = cluster.get_node(name)
         if node is None or not node.ref.is_same_machine(incident.node):
-            return False
+            return Reason("node_gone", f"{name} is gone: nothing to restore"), False
         ownership = ownership_of(node)
         if ownership is None or ownership.incident_id != incident.id:
-            return False
+            # An earlier try of this step took it off, or somebody else did.
+            absent = Reason("not_cordoned_by_us", f"{name} carries no cordon of this incident")
+            return absent, not node.is_unschedulable
         if cluster.patch_node(node.ref.name, restore_patch(node, ownership)):
-            return True
+            restored = Reason("restored", f"{name} is as it was before")
+            return restored, not ownership.was_unschedulable
     raise ConcurrentUpdateError(f"node {incident.node.name} changed {PATCH_TRIES} times in a row")
 
 

@@ -68,10 +68,10 @@ def start_repair(request: StartRepairRequest, *, ports: RepairPorts) -> StartRep
     if incident.rung is not Rung.REPLACE or group is None:
         why = Reason("no_repair_left", "the plan has no further repair: a person must act")
         return _give_up(incident, why, ports)
+    blocked = _why_not(incident, group, ports)
+    if blocked is not None:
+        return _give_up(incident, blocked, ports)
     if incident.repair is None:
-        blocked = _why_not(incident, group, ports)
-        if blocked is not None:
-            return _give_up(incident, blocked, ports)
         incident = commit(ports.step, _noted(incident, group, ports))
     stopped = why_mode_forbids(ports.step, incident, is_cordon=False)
     if stopped is not None:
@@ -84,6 +84,8 @@ def start_repair(request: StartRepairRequest, *, ports: RepairPorts) -> StartRep
 
 
 def _why_not(incident: Incident, group: AutoScalingGroup, ports: RepairPorts) -> Reason | None:
+    if incident.repair is not None and group.is_leaving(incident.node.instance_id):
+        return None  # an earlier try has asked for it
     node = observe_node(ports.step.clusters.open(pinned_cluster(incident)), incident)
     if incident.drain is None or not incident.drain.is_drained:
         return Reason("not_drained", f"{node.ref.name} was not drained, so it is not replaced")

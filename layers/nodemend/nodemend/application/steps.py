@@ -29,7 +29,7 @@ from nodemend.domain.errors import (
 )
 from nodemend.domain.faults import Mode
 from nodemend.domain.guard import LEASE_MARGIN, Guard, is_lease_valid, renew
-from nodemend.domain.incidents import Incident, IncidentState, require_owner
+from nodemend.domain.incidents import Incident, IncidentState, event_ids, require_owner
 from nodemend.domain.nodes import Node
 from nodemend.domain.policy import ClusterPolicy
 from nodemend.domain.reasons import Reason
@@ -90,10 +90,9 @@ def commit(ports: StepPorts, incident: Incident) -> Incident:
     Raises:
         ConcurrentUpdateError: if the record changed meanwhile; the step is retried and observes.
     """
-    has_events = bool(incident.new_events)
     saved = ports.incidents.save(incident)
-    if has_events:
-        ports.outbox.publish(saved.id)
+    if incident.new_events:
+        ports.outbox.publish(saved.id, event_ids(incident))
     return saved
 
 

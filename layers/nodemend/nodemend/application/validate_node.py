@@ -92,8 +92,9 @@ def _why_not_clean(incident: Incident, ref: NodeRef, ports: VerifyPorts) -> Reas
 def _why_not_seen(
     incident: Incident, ref: NodeRef, now: datetime, ports: VerifyPorts
 ) -> Reason | None:
-    queries = _counting_queries(ref, ports.catalogue.metric_names)
-    answers = ports.metrics.query_many(pinned_cluster(incident), queries, now)
+    cluster_policy = pinned_cluster(incident)
+    queries = _counting_queries(ref, cluster_policy.matcher, ports.catalogue.metric_names)
+    answers = ports.metrics.query_many(cluster_policy, queries, now)
     for answer in answers.values():
         if answer.problem is not None:
             return Reason("metrics_unknown", f"{ref.name}: {answer.problem}")
@@ -106,10 +107,13 @@ def _why_not_seen(
     )
 
 
-def _counting_queries(ref: NodeRef, metric_names: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+def _counting_queries(
+    ref: NodeRef, matcher: str, metric_names: Mapping[str, tuple[str, ...]]
+) -> dict[str, str]:
     names = "|".join(metric_names["gpu_temp"])
+    more = f",{matcher}" if matcher else ""
     return {
-        label: f'count(count by (UUID) ({{__name__=~"{names}",{label}="{ref.name}"}}))'
+        label: f'count(count by (UUID) ({{__name__=~"{names}",{label}="{ref.name}"{more}}}))'
         for label in _NAME_LABELS
     }
 

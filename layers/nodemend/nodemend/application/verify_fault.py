@@ -21,7 +21,7 @@ from nodemend.domain.errors import InvalidInputError
 from nodemend.domain.escalation import escalate
 from nodemend.domain.events import DetailType
 from nodemend.domain.faults import FaultKind, Mode, Rung
-from nodemend.domain.findings import NODE_LABELS, Finding
+from nodemend.domain.findings import NODE_LABELS, Finding, by_urgency
 from nodemend.domain.incidents import Incident, IncidentState, Outcome, decide_end, move, record
 from nodemend.domain.nodes import Node
 from nodemend.domain.policy import ClusterPolicy, Policy, wait_after
@@ -99,16 +99,36 @@ def _why_not_repairable(
 def _judge(
     incident: Incident, node: Node, cluster_policy: ClusterPolicy, ports: VerifyPorts
 ) -> Judgement:
-    primary = incident.primary
     policy = ports.step.policies.current()
-    if primary is None:
+    if not incident.findings:
         return _by_hand(node, cluster_policy, policy, ports)
-    if primary.kind is FaultKind.EVENT:
-        if node.ref.boot_id != incident.node.boot_id:
-            reason = Reason("rebooted", f"{node.ref.name} has booted since {primary.summary}")
-            return Judgement(gone=reason)
-        return _judge_event(incident, primary, node, cluster_policy, policy, ports)
-    return _judge_level(primary, node, cluster_policy, policy, ports)
+    judged = []
+    # The first that is confirmed suffices; but that one is gone says nothing of the others.
+    for finding in by_urgency(incident.findings):
+        if not finding.verdict.is_actionable:
+            continue
+        judgement = _judge_finding(incident, finding, node, cluster_policy, policy, ports)
+        if judgement.confirmed:
+            return judgement
+        judged.append(judgement)
+    unknown = [judgement for judgement in judged if judgement.unknown is not None]
+    return next(iter([*unknown, *judged]), Judgement(unknown=Reason("no_finding", "none acts")))
+
+
+def _judge_finding(
+    incident: Incident,
+    finding: Finding,
+    node: Node,
+    cluster_policy: ClusterPolicy,
+    policy: Policy,
+    ports: VerifyPorts,
+) -> Judgement:
+    if finding.kind is FaultKind.LEVEL:
+        return _judge_level(finding, node, cluster_policy, policy, ports)
+    if node.ref.boot_id != incident.node.boot_id:
+        reason = Reason("rebooted", f"{node.ref.name} has booted since {finding.summary}")
+        return Judgement(gone=reason)
+    return _judge_event(incident, finding, node, cluster_policy, policy, ports)
 
 
 def _ask(
@@ -124,7 +144,10 @@ def _ask(
     )
 
 
-def _rule(finding: Finding, ports: VerifyPorts) -> Rule | None:
+def _rule(finding: Finding, policy: Policy, ports: VerifyPorts) -> Rule | None:
+    override = policy.rules.get(finding.evidence.rule_id)
+    if override is not None and not override.is_enabled:
+        return None
     try:
         return ports.catalogue.rule(finding.evidence.rule_id)
     except InvalidInputError:
@@ -139,7 +162,7 @@ def _judge_event(
     policy: Policy,
     ports: VerifyPorts,
 ) -> Judgement:
-    rule = _rule(primary, ports)
+    rule = _rule(primary, policy, ports)
     if rule is None:
         return Judgement(unknown=_retired(primary))
     seen = _ask(rule, primary.evidence.at, cluster_policy, policy, ports)
@@ -169,7 +192,7 @@ def _judge_level(
     policy: Policy,
     ports: VerifyPorts,
 ) -> Judgement:
-    rule = _rule(primary, ports)
+    rule = _rule(primary, policy, ports)
     if rule is None:
         return Judgement(unknown=_retired(primary))
     now = ports.step.clock.now()
@@ -188,8 +211,10 @@ def _absent_or_recovered(
 ) -> Judgement:
     """The rule does not hold. Only a GPU that reports can have recovered."""
     queries = {
-        "gpu": render_presence(rule, ports.catalogue.metric_names, _gpu_matcher(primary)),
-        "node": render_presence(rule, ports.catalogue.metric_names, _node_matcher(primary)),
+        name: render_presence(
+            rule, ports.catalogue.metric_names, _joined(matcher, cluster_policy.matcher)
+        )
+        for name, matcher in (("gpu", _gpu_matcher(primary)), ("node", _node_matcher(primary)))
     }
     answers = ports.metrics.query_many(cluster_policy, queries, now)
     for answer in answers.values():
@@ -207,6 +232,10 @@ def _absent_or_recovered(
     )
 
 
+def _joined(*matchers: str) -> str:
+    return ",".join(matcher for matcher in matchers if matcher)
+
+
 def _gpu_matcher(finding: Finding) -> str:
     labels = finding.evidence.labels
     for label in ("UUID", "uuid", "gpu_uuid"):
@@ -222,7 +251,8 @@ def _node_matcher(finding: Finding) -> str:
 
 
 def _retired(finding: Finding) -> Reason:
-    return Reason("rule_unknown", f"rule {finding.evidence.rule_id} is not in the catalogue now")
+    rule_id = finding.evidence.rule_id
+    return Reason("rule_unknown", f"rule {rule_id} is not in the catalogue, or switched off now")
 
 
 def _by_hand(

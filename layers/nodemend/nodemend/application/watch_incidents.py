@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 
 from nodemend.application.closing import ClosingPorts, close_and_free
@@ -22,6 +23,9 @@ from nodemend.domain.reasons import Reason
 logger = logging.getLogger(__name__)
 
 STEP = "watch_incidents"
+
+PENDING_AFTER = timedelta(minutes=1)
+"""Events younger than this are still being sent by whoever stored them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ def watch_incidents(request: WatchIncidentsRequest, *, ports: WatchPorts) -> Wat
         open_incidents = ports.closing.incidents.list_open(cluster.name)
         closed += sum(_close_if_left(incident, ports) for incident in open_incidents)
         freed += _free_lost_slots(cluster.name, ports)
-    sent, unsent = ports.closing.outbox.publish_pending()
+    sent, unsent = ports.closing.outbox.publish_pending(before=ports.clock.now() - PENDING_AFTER)
     ports.telemetry.count("Watches")
     ports.telemetry.gauge("EventsPending", unsent, "Count")
     return WatchIncidentsResult(
@@ -62,8 +66,10 @@ def watch_incidents(request: WatchIncidentsRequest, *, ports: WatchPorts) -> Wat
 
 
 def _close_if_left(incident: Incident, ports: WatchPorts) -> int:
-    if incident.is_closed or incident.state is IncidentState.WAITING:
+    if incident.is_closed:
         return 0
+    if incident.state is IncidentState.WAITING and not incident.execution_arn:
+        return 0  # for dispatch_incidents; by hand the execution comes before the slot
     arn = incident.execution_arn or ports.executions.arn_of(incident.id)
     status = ports.executions.status(arn)
     if status is None and not incident.execution_arn:

@@ -301,7 +301,9 @@ class NodeReleased(IncidentDetail):
 
     DETAIL_TYPE: ClassVar[DetailType] = DetailType.NODE_RELEASED
 
-    is_uncordoned: bool
+    is_uncordoned: bool = Field(
+        description="The node takes pods again; false: it is gone, or was cordoned before us."
+    )
 
 
 class IncidentEscalated(IncidentDetail):

@@ -5,6 +5,7 @@ this version does not act on yet: a limit that is silently ignored is worse than
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal, Self
 
@@ -47,6 +48,8 @@ NOT_BUILT_YET = frozenset(
         "deadlines.volumes_s",
         "deadlines.drain_total_s",
         "deadlines.reboot_s",
+        "groups.limits.breaker",
+        "groups.limits.replacements",
     }
 )
 """Names of the design that this version does not act on. A policy that uses one is refused, with
@@ -54,7 +57,7 @@ these words: a limit that is silently ignored is worse than none."""
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ClusterDocument(_Model):
@@ -106,12 +109,22 @@ class LimitsDocument(_Model):
         )
 
 
+class GroupLimitsDocument(_Model):
+    """Bounds of one group; the rate of replacements is the cluster's."""
+
+    max_unavailable: MaxUnavailableDocument = MaxUnavailableDocument()
+
+    def to_domain(self) -> Limits:
+        """Return the domain's value."""
+        return Limits(MaxUnavailable(self.max_unavailable.count, self.max_unavailable.percent))
+
+
 class GroupDocument(_Model):
     """Overrides for the nodes whose labels all match; the first match binds."""
 
     match: dict[str, str] = Field(min_length=1, description="Node labels, exactly.")
     mode: Mode | None = None
-    limits: LimitsDocument | None = None
+    limits: GroupLimitsDocument | None = None
     plans: Plans = {}
 
 
@@ -184,11 +197,11 @@ class PolicyDocument(_Model):
 
     @model_validator(mode="after")
     def _loops_must_fit_into_a_history(self) -> Self:
-        check_s = self.deadlines.replace_s + self.hold_down_s
-        loops = (
-            worst_case_loops(self.waits.check_poll_s, self.deadlines.verify_s)
-            + worst_case_loops(self.waits.drain_poll_s, self.deadlines.drain_s)
-            + worst_case_loops(self.waits.check_poll_s, check_s + self.deadlines.replace_s)
+        # A replacement that turns clean at the last moment is watched for one more hold-down.
+        validate_s = self.deadlines.replace_s + 2 * self.hold_down_s
+        loops = worst_case_loops(self.waits.drain_poll_s, self.deadlines.drain_s) + sum(
+            worst_case_loops(self.waits.check_poll_s, deadline_s)
+            for deadline_s in (self.deadlines.verify_s, self.deadlines.replace_s, validate_s)
         )
         if loops * EVENTS_PER_LOOP > MAX_HISTORY_EVENTS:
             raise ValueError(
@@ -272,9 +285,9 @@ def parse_policy(document: object, version: str) -> Policy:
         parsed = PolicyDocument.model_validate_json(json.dumps(document))
     except ValidationError as error:
         raise PolicyInvalidError(f"the policy is invalid: {explain(error)}") from error
-    except TypeError as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise PolicyInvalidError(
-            "the policy holds a value that JSON has no form for (a date?): quote it"
+            "the policy holds a value that JSON has no form for (a date? a loop?): quote it"
         ) from error
     return parsed.to_policy(version)
 
@@ -303,7 +316,7 @@ def explain(error: ValidationError) -> str:
     lines = []
     for problem in error.errors(include_url=False):
         field = ".".join(str(part) for part in problem["loc"]) or "document"
-        if field in NOT_BUILT_YET:
+        if re.sub(r"\.\d+(?=\.|$)", "", field) in NOT_BUILT_YET:
             lines.append(f"{field}: is not built yet in this version: remove it")
             continue
         lines.append(f"{field}: {problem['msg']} (given: {_short(problem.get('input'))})")

@@ -4,6 +4,7 @@ Each step reads the incident's record; the state machine carries little more tha
 is the word on which the Choice state after the step decides.
 """
 
+import re
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -61,6 +62,12 @@ class AdmitRemediationRequest(_Model):
         """
         if not isinstance(self.input, dict):
             raise InvalidInputError("input", "is no JSON object", f"use {HAND_EXAMPLE}")
+        if not re.fullmatch(INCIDENT_ID, self.execution.name):
+            raise InvalidInputError(
+                "execution name",
+                f"{self.execution.name!r} cannot be an incident's id",
+                "use letters, digits, - and _ only, or let the console make a name",
+            )
         model = RemediateIncident if "incident_id" in self.input else RemediateByHand
         try:
             return model.model_validate(self.input)

@@ -1,7 +1,6 @@
 """What AppConfig sends to a Lambda validator."""
 
 import base64
-import binascii
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
@@ -25,5 +24,6 @@ class ValidatePolicyRequest(BaseModel):
         """
         try:
             return yaml.safe_load(base64.b64decode(self.content, validate=True))
-        except (binascii.Error, yaml.YAMLError, UnicodeDecodeError) as error:
+        # ValueError: no base64, no UTF-8, or a date such as 2026-13-45.
+        except (ValueError, yaml.YAMLError) as error:
             raise PolicyInvalidError(f"the policy is no YAML document: {error}") from error

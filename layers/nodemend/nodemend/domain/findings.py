@@ -98,7 +98,7 @@ def xid_of(sample: Sample) -> int | None:
     """Return the XID a sample speaks of: by label where there is one, else the gauge's value."""
     for label in _CODE_LABELS:
         text = sample.labels.get(label, "")
-        if text.isdigit():
+        if text.isdecimal():
             return int(text)
     value = sample.value
     return int(value) if value.is_integer() and 0 < value < 1024 else None
@@ -119,7 +119,16 @@ def most_severe(findings: Iterable[Finding]) -> Finding:
     Raises:
         ValueError: if there is no finding.
     """
-    return min(findings, key=lambda f: (f.verdict.severity, f.evidence.at, f.key))
+    return min(findings, key=_urgency)
+
+
+def by_urgency(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the findings in the order in which they decide."""
+    return tuple(sorted(findings, key=_urgency))
+
+
+def _urgency(finding: Finding) -> tuple[int, datetime, str]:
+    return finding.verdict.severity, finding.evidence.at, finding.key
 
 
 def add_findings(known: tuple[Finding, ...], new: Iterable[Finding]) -> tuple[Finding, ...]:

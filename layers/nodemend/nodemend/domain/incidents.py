@@ -42,7 +42,7 @@ _S = IncidentState
 _ENDS = (_S.ESCALATING, _S.CLOSED)
 
 TRANSITIONS: Mapping[IncidentState, frozenset[IncidentState]] = {
-    _S.WAITING: frozenset({_S.ADMITTED, _S.CLOSED}),
+    _S.WAITING: frozenset({_S.ADMITTED, *_ENDS}),
     _S.ADMITTED: frozenset({_S.VERIFYING, _S.WAITING, *_ENDS}),
     _S.VERIFYING: frozenset({_S.CORDONING, _S.RELEASING, *_ENDS}),
     _S.CORDONING: frozenset({_S.DRAINING, _S.RELEASING, *_ENDS}),
@@ -223,6 +223,11 @@ class Incident:
         if self.primary:
             return self.primary.summary
         return f"requested by {self.requested_by}: {self.request_reason}"
+
+
+def event_ids(incident: Incident) -> tuple[str, ...]:
+    """Return the ids of the events that the incident's next write puts into the outbox."""
+    return tuple(event.event_id for event in incident.new_events)
 
 
 def require_owner(incident: Incident, execution_arn: str) -> None:

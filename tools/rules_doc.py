@@ -1,0 +1,166 @@
+"""Write docs/RULES.md from the catalogue, or with --check see if it is stale."""
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+
+from nodemend.catalogue import load_catalogue
+from nodemend.domain.faults import Family, FaultKind, Verdict
+from nodemend.domain.policy import DEFAULT_PLANS
+from nodemend.domain.rules import Catalogue, Rule, XidEntry, render_query
+
+ROOT = Path(__file__).resolve().parent.parent
+PATH = ROOT / "docs" / "RULES.md"
+
+HEAD = """\
+# Detection rules
+
+<!-- Generated from layers/nodemend/nodemend/catalogue by `make schemas`. Do not edit. -->
+
+Each rule is one PromQL query per scan and cluster; its answer lists offenders only. The queries are
+shown with their default thresholds and without a cluster's matcher. Thresholds and plans can be set
+in the policy under `rules.<id>`, and `rules.<id>.enabled: false` turns a rule off.
+
+| verdict | what it entitles nodemend to do |
+|---|---|
+"""
+VERDICTS = {
+    Verdict.FATAL: "repair the node now",
+    Verdict.DEGRADED: "repair the node",
+    Verdict.SUSPECT: "report; by itself it touches no node",
+    Verdict.TELEMETRY: "report; the measurement is sick, not the node",
+    Verdict.APPLICATION: "count; the job did it, not the hardware",
+}
+VERIFIED = {
+    FaultKind.LEVEL: "a state: asked again now, before anything is touched",
+    FaultKind.EVENT: (
+        "something that happened: asked again at the time of the evidence, on the same boot of the "
+        "node; quiet is no recovery"
+    ),
+}
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    """Yield the lines of a Markdown table."""
+    names = list(head)
+    yield f"| {' | '.join(names)} |"
+    yield f"|{'---|' * len(names)}"
+    for row in rows:
+        cells = (cell.replace("|", r"\|") for cell in row)
+        yield f"| {' | '.join(cells)} |"
+
+
+def finds(rule: Rule) -> str:
+    """Return the rule's summary with its variables set apart."""
+    return re.sub(r"\$(\w+)", r"*\1*", rule.summary)
+
+
+def verdict_of(rule: Rule) -> str:
+    """Return the verdict as the reader needs it."""
+    return "by XID (below)" if rule.is_verdict_by_xid else str(rule.verdict)
+
+
+def plan_of(rule: Rule) -> str:
+    """Return what the default plan does with the rule's findings."""
+    if not (rule.is_verdict_by_xid or rule.verdict.is_actionable):
+        return "none"
+    plan = DEFAULT_PLANS.get(rule.fault_class, ())
+    return ", then ".join(map(str, plan)) or "none: observed"
+
+
+def rule_lines(rule: Rule, catalogue: Catalogue) -> Iterator[str]:
+    """Yield the section of one rule."""
+    yield f"### {rule.id}"
+    yield ""
+    yield f"Finds: {finds(rule)}."
+    yield ""
+    thresholds = ", ".join(f"`{name}` {value:g}" for name, value in rule.thresholds.items())
+    facts = {
+        "Fault class": f"`{rule.fault_class}`",
+        "Verdict": verdict_of(rule),
+        "Default plan": plan_of(rule),
+        "Verified as": VERIFIED[rule.kind],
+        "Thresholds": thresholds or "none",
+        "Needs": "; ".join(
+            " or ".join(f"`{name}`" for name in catalogue.metric_names[metric])
+            for metric in rule.metrics
+        ),
+        "Why": rule.why,
+        "Source": rule.source,
+    }
+    yield from (f"- {name}: {text}" for name, text in facts.items())
+    yield ""
+    yield "```promql"
+    yield render_query(rule, catalogue.metric_names)
+    yield "```"
+    yield ""
+
+
+def family_lines(family: Family, catalogue: Catalogue) -> Iterator[str]:
+    """Yield the section of a family: its table, then its rules."""
+    rules = catalogue.of_family(family)
+    yield f"## Family {family}"
+    yield ""
+    yield from table(
+        ("rule", "fault class", "verdict", "default plan", "finds"),
+        (
+            (
+                f"[{rule.id}](#{rule.id})",
+                f"`{rule.fault_class}`",
+                verdict_of(rule),
+                plan_of(rule),
+                finds(rule),
+            )
+            for rule in rules
+        ),
+    )
+    yield ""
+    for rule in rules:
+        yield from rule_lines(rule, catalogue)
+
+
+def xid_lines(xids: Iterable[XidEntry]) -> Iterator[str]:
+    """Yield the XID table, by verdict and action."""
+    yield "## XIDs"
+    yield ""
+    yield "The action is what the vendor's catalogue advises; which repair is made is the plan's."
+    yield "A code that is not in the table gets the rule's own verdict, `suspect`."
+    yield ""
+
+    def group(entry: XidEntry) -> tuple[int, str]:
+        return entry.verdict.severity, entry.action
+
+    rows = []
+    for (severity, action), entries in groupby(sorted(xids, key=group), key=group):
+        codes = sorted(entries, key=lambda entry: entry.code)
+        named = ", ".join(f"{entry.code} {entry.mnemonic}" for entry in codes)
+        rows.append((str(list(Verdict)[severity]), f"`{action}`", str(len(codes)), named))
+    yield from table(("verdict", "action", "codes", "XIDs"), rows)
+
+
+def document(catalogue: Catalogue) -> str:
+    """Return the text of docs/RULES.md."""
+    lines = [f"| {verdict} | {text} |" for verdict, text in VERDICTS.items()] + [""]
+    for family in Family:
+        lines += family_lines(family, catalogue)
+    lines += xid_lines(catalogue.xids.values())
+    return HEAD + "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str]) -> int:
+    """Write, or check with --check."""
+    text = document(load_catalogue())
+    if "--check" not in arguments:
+        PATH.parent.mkdir(parents=True, exist_ok=True)
+        PATH.write_text(text)
+        return 0
+    if PATH.is_file() and PATH.read_text() == text:
+        return 0
+    print("docs/RULES.md: stale or missing: run make schemas", file=sys.stderr)  # noqa: T201
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
