@@ -12,9 +12,10 @@ help: ## list the targets
 
 .venv/.installed: requirements/dev.lock pyproject.toml
 	@$(PYTHON) tools/check_machine.py python
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/dev.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@echo "installing Python packages into .venv (about a minute) ..."
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/dev.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 
 .venv-sam/.installed: requirements/sam.lock
@@ -22,9 +23,13 @@ help: ## list the targets
 	.venv-sam/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/sam.lock
 	@touch $@
 
-.PHONY: setup
-setup: .venv/.installed ## install what the demo and the tests need
+.PHONY: prometheus
+prometheus:
 	@$(PYTHON) tools/check_machine.py prometheus
+
+.PHONY: setup
+setup: ## install what the demo and the tests need
+	@$(MAKE) --no-print-directory -j2 prometheus .venv/.installed
 
 .PHONY: demo
 demo: setup ## watch a GPU fault in a real Prometheus become a replaced node

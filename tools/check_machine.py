@@ -23,18 +23,28 @@ def check_prometheus() -> str:
     """Install Prometheus where that needs no question; return what is missing, or nothing."""
     if shutil.which("prometheus") and shutil.which("promtool"):
         return ""
-    if shutil.which("apt-get") and os.geteuid() == 0:
-        print("installing prometheus with apt-get (needed by the demo and the tests) ...")  # noqa: T201
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for command in (
-            ["apt-get", "update", "-qq"],
-            ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "prometheus"],
-        ):
-            subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=False)  # noqa: S603
-        if shutil.which("prometheus") and shutil.which("promtool"):
-            return ""
+    if shutil.which("apt-get") and os.geteuid() == 0 and _install_with_apt():
+        return ""
     how = "brew install prometheus" if sys.platform == "darwin" else "apt-get install prometheus"
     return f"prometheus and promtool are missing: {how} (as root)."
+
+
+def _install_with_apt() -> bool:
+    """Install without a question; package lists are fetched only if they are needed."""
+    print("installing prometheus with apt-get (needed by the demo and the tests) ...", flush=True)  # noqa: T201
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "prometheus"]
+    for command in (install, ["apt-get", "update", "-qq"], install):
+        subprocess.run(  # noqa: S603 - fixed commands
+            command,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
+        if shutil.which("prometheus") and shutil.which("promtool"):
+            return True
+    return False
 
 
 def main() -> int:
