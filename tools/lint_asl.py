@@ -39,6 +39,8 @@ from tools.asl import (  # noqa: E402 - a script sees its own folder only
 
 REMEDIATION = "RemediateNode"
 """The machine that the protocol of errors and ends is about; others need only be well formed."""
+ADMIT = "AdmitRemediation"
+"""The step that opens the incident: input that it refuses has none."""
 CLOSE = "CloseIncident"
 MAX_HISTORY = 25_000
 TASK_MARGIN_S = 10
@@ -165,7 +167,7 @@ def check_ends(machine: Machine) -> Iterator[str]:
     for name, state in machine.states.items():
         if state["Type"] == "Fail":
             for source, why in _ways_to(machine, name):
-                is_refused = source == machine.start and why == "InvalidInputError"
+                is_refused = source == ADMIT and why == "InvalidInputError"
                 if source != CLOSE and not is_refused:
                     yield f"{source}: may not end in {name} without {CLOSE}"
         elif (state.get("End") or state["Type"] == "Succeed") and name != CLOSE:

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from local.calls import ApiFault
 from local.scenario import load_scenario
 from local.world import World
 from tests.e2e.conftest import SCENARIOS
@@ -70,6 +71,27 @@ def test_a_wrong_input_by_hand_fails_in_the_first_step_and_names_the_field(world
     assert message.startswith(f"{field}: ")
     assert "Remedy: " in message
     assert world.calls.mutations() == []
+
+
+def test_a_denied_first_step_by_hand_ends_red_with_its_real_error(world):
+    fault = ApiFault(verb="get", status=403, service="kubernetes", caller="admit_remediation")
+    world.faults.add(fault)
+    try:
+        arn = world.stack.start_execution(
+            {
+                "cluster": "train-east",
+                "node": world.fleet.node_name("p5-train/1"),
+                "reason": "rehearsal",
+                "requested_by": "me",
+            },
+            name="denied",
+        )
+        execution = world.stack.wait_for_execution(arn, 60)
+    finally:
+        world.faults.remove(fault)
+    assert execution.status == "FAILED"
+    assert execution.error == "ClusterForbiddenError"
+    assert "rbac.yaml" in json.loads(execution.cause)["errorMessage"]
 
 
 def test_a_console_copy_of_a_dispatched_execution_changes_nothing(world):

@@ -33,7 +33,15 @@ from nodemend.contracts.steps import (
 from nodemend.contracts.watch import WatchIncidentsRequest
 from nodemend.domain.faults import Family
 from nodemend.domain.findings import Finding
-from tests.unit.application.stage import CLUSTER, Request, Stage
+from tests.unit.application.stage import CLUSTER, Request, Stage, node_name
+
+HAND = {
+    "cluster": CLUSTER,
+    "node": node_name(1),
+    "reason": "the job said so",
+    "requested_by": "alice",
+}
+BY_HAND = Request("hand-1", "arn:aws:states:eu-central-1:1:execution:m:hand-1")
 
 Step = Callable[[Stage, Request], Any]
 

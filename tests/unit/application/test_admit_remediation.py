@@ -20,6 +20,7 @@ from nodemend.domain.incidents import IncidentState, Outcome
 from nodemend.domain.policy import Limits, MaxUnavailable
 from tests.fakes.system import START
 from tests.unit.application import run
+from tests.unit.application.run import BY_HAND, HAND
 from tests.unit.application.stage import (
     CLUSTER,
     CLUSTER_POLICY,
@@ -31,14 +32,6 @@ from tests.unit.application.stage import (
     node_name,
     times_sent,
 )
-
-HAND = {
-    "cluster": CLUSTER,
-    "node": node_name(1),
-    "reason": "the job said so",
-    "requested_by": "alice",
-}
-BY_HAND = Request("hand-1", "arn:aws:states:eu-central-1:1:execution:m:hand-1")
 
 
 def test_an_admitted_incident_is_taken_up_once() -> None:
@@ -278,6 +271,7 @@ def test_by_hand_a_lost_create_takes_what_is_stored(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(stage.incidents, "create", create_twice)
 
     assert run.admit(stage, BY_HAND, HAND).next == "verify"
+    stage.outbox.publish_pending()
     assert len(stage.events("Incident Opened")) == 1
 
 

@@ -555,9 +555,8 @@ class KubernetesCluster:
         if answer.status == 403:
             raise ClusterForbiddenError(
                 f"cluster {self._policy.name} does not allow nodemend to {what}: {answer.message}. "
-                "Remedy: bind the group of nodemend's access entry to the ClusterRole of "
-                "cluster-access.yaml; if the text names an admission webhook or policy, exempt "
-                "nodemend there."
+                "Remedy: apply docs/kubernetes/rbac.yaml, which binds the group of nodemend's "
+                "access entry; if the text names an admission webhook or policy, exempt nodemend there."
             )
         if answer.status == 429:
             raise ClusterUnavailableError(

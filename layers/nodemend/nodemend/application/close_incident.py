@@ -6,6 +6,7 @@ from nodemend.application.closing import ClosingPorts, close_and_free, free
 from nodemend.application.escalate_incident import message_of
 from nodemend.application.ports import Clock
 from nodemend.contracts.steps import CloseIncidentRequest, CloseIncidentResult
+from nodemend.domain.errors import error_of
 from nodemend.domain.escalation import reason_of
 from nodemend.domain.incidents import Incident, Outcome
 from nodemend.domain.reasons import Reason
@@ -28,16 +29,12 @@ def close_incident(request: CloseIncidentRequest, *, ports: ClosePorts) -> Close
     nothing here and ends.
 
     Raises:
+        PermanentError: if there never was an incident: what the execution failed with.
         ConcurrentUpdateError: if the record changed meanwhile; the task is retried.
     """
     incident = ports.closing.incidents.get(request.incident_id)
     if incident is None:
-        return CloseIncidentResult(
-            incident_id=request.incident_id,
-            outcome=Outcome.SUPERSEDED,
-            reason="no such incident",
-            is_owner=False,
-        )
+        return _without_incident(request)
     is_owner = not incident.execution_arn or incident.execution_arn == request.execution.arn
     now = ports.clock.now()
     if is_owner and incident.is_closed:
@@ -52,6 +49,24 @@ def close_incident(request: CloseIncidentRequest, *, ports: ClosePorts) -> Close
         outcome=incident.outcome or Outcome.SUPERSEDED,
         reason=str(incident.reason or "it belongs to another execution"),
         is_owner=is_owner,
+    )
+
+
+def _without_incident(request: CloseIncidentRequest) -> CloseIncidentResult:
+    """End an execution that failed before it had an incident, red and with its real error.
+
+    Raises:
+        PermanentError: what the failed step raised, by its class.
+    """
+    failure = request.state.failure
+    text = message_of(failure.cause) if failure else "there is no such incident"
+    if failure is not None and failure.error != "SupersededError":
+        raise error_of(failure.error, text)
+    return CloseIncidentResult(
+        incident_id=request.incident_id,
+        outcome=Outcome.SUPERSEDED,
+        reason=text,
+        is_owner=False,
     )
 
 

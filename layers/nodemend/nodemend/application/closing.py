@@ -13,7 +13,7 @@ from nodemend.application.steps import update_guard
 from nodemend.contracts.events import NodeRefModel
 from nodemend.domain.guard import release
 from nodemend.domain.incidents import Incident, Outcome, close
-from nodemend.domain.ledger import hold_after
+from nodemend.domain.ledger import hold_after, ledger_key
 from nodemend.domain.reasons import Reason
 from nodemend.domain.remedies import remedy_for
 
@@ -62,7 +62,8 @@ def free(closed: Incident, *, now: datetime, ports: ClosingPorts) -> None:
     for finding in closed.findings:
         hold = hold_after(closed.outcome, closed.reason, finding.kind)
         if hold is not None:
-            keys_by_hold.setdefault(hold, []).append(finding.key)
+            name = ledger_key(finding.key, is_dry_run=closed.dry_run)
+            keys_by_hold.setdefault(hold, []).append(name)
     since = closed.closed_at or now
     for hold, keys in keys_by_hold.items():
         ports.incidents.mark_handled(closed.cluster, closed.node, keys, since + hold)

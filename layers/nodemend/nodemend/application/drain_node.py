@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from nodemend.application.ports import Cluster
+from nodemend.application.restoring import restore
 from nodemend.application.steps import (
     Progress,
     StepPorts,
@@ -96,7 +97,9 @@ def drain_node(request: DrainNodeRequest, *, ports: StepPorts) -> DrainNodeResul
     fates = _classify(cluster, node, now)
     if incident.dry_run:
         return _rehearse(incident, drain, fates, cluster, ports)
-    stopped = _why_stopped(incident, node, ports)
+    if not node.is_unschedulable:
+        return _uncordoned(incident, cluster, ports)
+    stopped = why_mode_forbids(ports, incident, is_cordon=False)
     if stopped is not None:
         commit(ports, decide_end(incident, Outcome.ABORTED_BY_OPERATOR, stopped))
         return DrainNodeResult(incident_id=incident.id, next="close")
@@ -114,12 +117,14 @@ def _classify(cluster: Cluster, node: Node, now: datetime) -> list[Classified]:
     return [classify(pod, now=now, is_node_unreachable=is_unreachable) for pod in pods]
 
 
-def _why_stopped(incident: Incident, node: Node, ports: StepPorts) -> Reason | None:
-    if not node.is_unschedulable:
-        return Reason(
-            "uncordoned", f"somebody has uncordoned {node.ref.name}: nodemend keeps off it"
-        )
-    return why_mode_forbids(ports, incident, is_cordon=False)
+def _uncordoned(incident: Incident, cluster: Cluster, ports: StepPorts) -> DrainNodeResult:
+    """Somebody wants the node back: take off the rest of our cordon, and keep off the node."""
+    restore(cluster, incident)
+    reason = Reason(
+        "uncordoned", f"somebody has uncordoned {incident.node.name}: nodemend keeps off it"
+    )
+    commit(ports, decide_end(incident, Outcome.ABORTED_BY_OPERATOR, reason))
+    return DrainNodeResult(incident_id=incident.id, next="close")
 
 
 def _evict(cluster: Cluster, node: Node, fates: Sequence[Classified], ports: StepPorts) -> _Slice:

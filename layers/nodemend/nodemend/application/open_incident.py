@@ -29,6 +29,7 @@ from nodemend.domain.incidents import (
     event_ids,
     record,
 )
+from nodemend.domain.ledger import ledger_keys
 from nodemend.domain.nodes import Node, NodeRef, is_instance_id
 from nodemend.domain.reasons import Reason
 
@@ -80,11 +81,11 @@ def open_incident(fault: GpuFaultDetected, *, ports: OpenIncidentPorts) -> str |
     if node is None:
         _reject_unresolved(fault.cluster, findings, policy.mode, ports, now)
         return None
-    findings = _unhandled(findings, node, ports, now)
+    mode = policy.mode_for(node.labels)
+    findings = _unhandled(findings, node, mode, ports, now)
     if not findings:
         ports.telemetry.count("FindingsSuppressed", cluster=fault.cluster, why="handled")
         return None
-    mode = policy.mode_for(node.labels)
     incident = _new_incident(ports.ids.new(now), node, findings, mode, now)
     return _open_or_attach(incident, ports)
 
@@ -121,12 +122,25 @@ def resolve(cluster: Cluster, names: Iterable[str]) -> Node | None:
 
 
 def _unhandled(
-    findings: tuple[Finding, ...], node: Node, ports: OpenIncidentPorts, now: datetime
+    findings: tuple[Finding, ...],
+    node: Node,
+    mode: Mode,
+    ports: OpenIncidentPorts,
+    now: datetime,
 ) -> tuple[Finding, ...]:
+    """Leave out what was handled on this boot; what a dry run handled only counts in a dry run."""
+    keys = {
+        finding.key: ledger_keys(finding.key, is_dry_run=mode is Mode.DRY_RUN)
+        for finding in findings
+    }
     until = ports.incidents.handled_until(
-        node.ref.cluster, node.ref, [finding.key for finding in findings]
+        node.ref.cluster, node.ref, [name for names in keys.values() for name in names]
     )
-    return tuple(f for f in findings if f.key not in until or until[f.key] <= now)
+    return tuple(
+        finding
+        for finding in findings
+        if all(name not in until or until[name] <= now for name in keys[finding.key])
+    )
 
 
 def _new_incident(

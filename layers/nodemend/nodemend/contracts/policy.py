@@ -250,6 +250,8 @@ def _require_possible(field: str, plan: tuple[Rung, ...]) -> None:
         if rung not in SUPPORTED_RUNGS:
             built = ", ".join(sorted(SUPPORTED_RUNGS))
             raise ValueError(f"{field}: rung {rung} is not built yet: use {built}")
+    if len(set(plan)) < len(plan):
+        raise ValueError(f"{field}: a rung stands there twice: each is tried once")
     if Rung.HUMAN in plan[:-1]:
         raise ValueError(f"{field}: human must be the last rung")
 

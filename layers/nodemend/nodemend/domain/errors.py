@@ -98,6 +98,20 @@ class SupersededError(PermanentError):
     """The node is another machine by now, or the incident is closed or another execution's."""
 
 
+def error_of(name: str, message: str) -> PermanentError:
+    """Return an error of the class of that name, to end an execution by its real cause.
+
+    Example:
+        >>> error_of("ClusterForbiddenError", "denied")
+        ClusterForbiddenError('denied')
+    """
+    known = {cls.__name__: cls for cls in PermanentError.__subclasses__()}
+    cls = known.get(name, PermanentError)
+    if issubclass(cls, InvalidInputError):
+        return PermanentError(message)
+    return cls(message)
+
+
 PLATFORM_ERRORS = (
     "Lambda.ServiceException",
     "Lambda.AWSLambdaException",

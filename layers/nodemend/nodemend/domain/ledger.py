@@ -19,6 +19,20 @@ WARM_UP = timedelta(minutes=30)
 _REOPENABLE = frozenset({"unverifiable", "expired", "capacity_guard", "rate_limit", "node_busy"})
 
 
+def ledger_key(key: str, *, is_dry_run: bool) -> str:
+    """Return the name under which a handled fault is noted."""
+    return f"dry/{key}" if is_dry_run else key
+
+
+def ledger_keys(key: str, *, is_dry_run: bool) -> tuple[str, ...]:
+    """Return the names that make a fault count as handled.
+
+    What was only rehearsed must not keep a real remediation back; what was really handled needs
+    no rehearsal.
+    """
+    return (key, ledger_key(key, is_dry_run=True)) if is_dry_run else (key,)
+
+
 def hold_after(outcome: Outcome, reason: Reason, kind: FaultKind) -> timedelta | None:
     """Return how long the same fault on the same boot opens no new incident; None: not at all.
 

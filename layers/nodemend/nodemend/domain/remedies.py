@@ -1,7 +1,7 @@
 """What a person must do now, by the reason's code. Shown in the closing event and in the docs."""
 
 _CORDON_STAYS = "The node stays cordoned (annotation nodemend/incident says by which incident). "
-_UNCORDON = "After the repair run `kubectl uncordon` and remove the taint nodemend/remediation."
+_UNCORDON = "Afterwards put the node back as docs/runbooks/put-a-node-back.md says."
 
 REMEDIES = {
     "blocked_by_pdb": _CORDON_STAYS
@@ -12,13 +12,12 @@ REMEDIES = {
     "then start the remediation again by hand.",
     "drain_deadline": _CORDON_STAYS
     + "Find out why the pods that the reason names do not end, then start the remediation again.",
-    "cluster_forbidden": "Bind the ClusterRole of cluster-access.yaml to nodemend's group; the "
-    "reason names the verb and resource that RBAC denied. " + _UNCORDON,
+    "cluster_forbidden": "Apply docs/kubernetes/rbac.yaml to the cluster; the reason "
+    "names the verb and resource that RBAC denied. " + _UNCORDON,
     "cluster_unauthorized": "Check the EKS access entry of nodemend's role (cluster-access.yaml) "
     "and the cluster's authentication mode.",
     "cluster_unavailable": "The Kubernetes API could not be reached: check the security group, "
     "the private endpoint and the function's subnets.",
-    "amp_forbidden": "Allow aps:QueryMetrics on the workspace for the function's role.",
     "aws_forbidden": "Allow the IAM action that the reason names for the cluster's role.",
     "asg_suspended": "Resume the processes that the reason names, then start the remediation "
     "again by hand.",
@@ -37,6 +36,28 @@ REMEDIES = {
     "policy_invalid": "Deploy a valid policy; the reason says what is wrong with this one.",
     "lease_lost": _CORDON_STAYS + "The incident's lease was lost, so nothing more was done. Check "
     "the node, then start the remediation again by hand.",
+    "capacity_lost": "Somebody lowered the group's desired capacity meanwhile: raise it if the "
+    "node is still wanted.",
+    "metrics_missing": "The new node's GPUs do not all report: look at its dcgm-exporter and the "
+    "scraper.",
+    "metrics_unknown": "AMP did not answer while the new node was being proven: the reason says "
+    "how. Check that node by hand.",
+    "namespace_terminating": _CORDON_STAYS
+    + "A namespace has been terminating for long: see what holds it (finalizers).",
+    "no_repair_left": _CORDON_STAYS
+    + "The plan has no further repair: repair the node by hand. "
+    + _UNCORDON,
+    "not_drained": _CORDON_STAYS + "The node was not drained, so it was not replaced: start the "
+    "remediation again by hand.",
+    "step_timed_out": "A step ran into its time-out twice: look at its log for the call that "
+    "hung. " + _UNCORDON,
+    "undecided": "The execution ended without a decision: look at its history. " + _UNCORDON,
+    "aws_unavailable": "An AWS API did not answer for minutes: the reason names the call. "
+    + _UNCORDON,
+    "mode_changed": _CORDON_STAYS
+    + "The policy's mode was lowered while the remediation ran. "
+    + _UNCORDON,
+    "execution_stopped": "The execution was stopped by hand. If the node is cordoned: " + _UNCORDON,
     "execution_failed": "Look at the execution in the Step Functions console. If the node is "
     "cordoned, repair it or start the remediation again by hand.",
 }

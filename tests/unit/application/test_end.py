@@ -1,0 +1,569 @@
+"""close_incident, escalate_incident and watch_incidents: every incident comes to one end."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from nodemend.application.closing import free
+from nodemend.application.ports import ExecutionStatus
+from nodemend.domain.errors import (
+    AwsForbiddenError,
+    AwsUnavailableError,
+    ClusterUnauthorizedError,
+    ConcurrentUpdateError,
+    PolicyInvalidError,
+)
+from nodemend.domain.faults import Mode, Rung
+from nodemend.domain.incidents import IncidentState, Outcome, RepairRecord
+from nodemend.domain.policy import Limits, MaxUnavailable
+from nodemend.domain.reasons import Reason
+from tests.fakes.system import START
+from tests.unit.application import run
+from tests.unit.application.run import BY_HAND, HAND
+from tests.unit.application.stage import (
+    CLUSTER,
+    GROUP,
+    Request,
+    Stage,
+    after_every_crash,
+    enforce,
+    gpu_node,
+    node_name,
+    temperature_finding,
+    times_sent,
+    xid_finding,
+)
+
+
+def decided(outcome: Outcome, code: str = "x", **changes: Any) -> tuple[Stage, Request]:
+    """A stage with an incident whose end is decided."""
+    stage = Stage()
+    request = stage.put(IncidentState.DRAINING, **changes)
+    stage.save(request.incident_id, verdict=(outcome, Reason(code, "why")))
+    return stage, request
+
+
+# --- close_incident -------------------------------------------------------------------------------
+
+
+def test_the_decided_end_is_carried_out_and_everything_is_given_back() -> None:
+    stage, request = decided(Outcome.REPLACED)
+    stage.clock.advance(60)
+
+    result = run.close(stage, request)
+
+    assert (result.outcome, result.reason, result.is_owner) == ("REPLACED", "x: why", True)
+    incident = stage.incident(request.incident_id)
+    assert (incident.state, incident.closed_at) == (IncidentState.CLOSED, stage.clock.now())
+    assert not stage.holds_slot(request.incident_id)
+    assert stage.incidents.open_by_node == {}
+    assert stage.queue.messages == [(CLUSTER, "")]
+    event = stage.events("Incident Closed")[0]
+    assert (event["outcome"], event["remedy"]) == ("REPLACED", "")
+
+
+def test_the_replacement_is_in_the_closing_event() -> None:
+    stage, request = decided(Outcome.REPLACED)
+    repair = RepairRecord(Rung.REPLACE, GROUP, (), 4, START, replacement_node=gpu_node(9).ref)
+    stage.save(request.incident_id, repair=repair)
+
+    run.close(stage, request)
+
+    assert stage.events("Incident Closed")[0]["replacement"]["name"] == node_name(9)
+
+
+@pytest.mark.case("R33")
+def test_r33_the_first_end_stands_and_a_late_copy_changes_nothing() -> None:
+    stage, request = decided(Outcome.REPLACED)
+    run.close(stage, request)
+    before = stage.incident(request.incident_id)
+    stage.clock.advance(20)
+
+    copy = Request(request.incident_id, request.arn + "-b")
+    result = run.close(stage, copy, "ValueError", "late")
+
+    assert (result.outcome, result.is_owner) == ("REPLACED", False)
+    assert stage.incident(request.incident_id) == before
+    assert len(stage.events("Incident Closed")) == 1
+
+
+@pytest.mark.case("R33")
+def test_r33_a_write_that_read_the_record_before_the_close_is_refused() -> None:
+    stage, request = decided(Outcome.REPLACED)
+    stale = stage.incident(request.incident_id)
+    run.close(stage, request)
+
+    with pytest.raises(ConcurrentUpdateError):
+        stage.incidents.save(replace(stale, state=IncidentState.ESCALATING))
+    assert stage.incident(request.incident_id).outcome is Outcome.REPLACED
+
+
+def test_closing_again_gives_back_what_a_crash_left_behind() -> None:
+    stage, request = decided(Outcome.REPLACED)
+    guard = stage.guards.load(CLUSTER)
+    run.close(stage, request)
+    stage.guards.store(replace(guard, version=stage.guards.load(CLUSTER).version))
+    stage.incidents.open_by_node[CLUSTER, "uid-1"] = request.incident_id
+
+    result = run.close(stage, request)
+
+    assert result.is_owner
+    assert not stage.holds_slot(request.incident_id)
+    assert stage.incidents.open_by_node == {}
+    assert len(stage.events("Incident Closed")) == 1
+
+
+def test_another_executions_close_of_an_open_incident_changes_nothing() -> None:
+    stage, request = decided(Outcome.REPLACED)
+
+    result = run.close(stage, Request(request.incident_id, "arn:other"))
+
+    assert (result.outcome, result.is_owner) == ("SUPERSEDED", False)
+    assert "belongs to another execution" in result.reason
+    assert not stage.incident(request.incident_id).is_closed
+    assert stage.holds_slot(request.incident_id)
+
+
+def test_closing_what_was_never_opened_says_so() -> None:
+    result = run.close(Stage(), Request("01NOBODY", "arn"))
+
+    assert (result.outcome, result.is_owner) == ("SUPERSEDED", False)
+    assert result.reason == "no such incident"
+
+
+@pytest.mark.parametrize(
+    ("error", "mode", "outcome", "code"),
+    [
+        ("SupersededError", Mode.ENFORCE, "SUPERSEDED", "superseded"),
+        ("SupersededError", Mode.DRY_RUN, "SUPERSEDED", "superseded"),
+        ("IllegalTransitionError", Mode.ENFORCE, "NEEDS_HUMAN", "illegal_transition"),
+        ("IllegalTransitionError", Mode.DRY_RUN, "SKIPPED", "illegal_transition"),
+        ("", Mode.ENFORCE, "NEEDS_HUMAN", "undecided"),
+        ("", Mode.DRY_RUN, "SKIPPED", "undecided"),
+    ],
+)
+def test_an_end_that_no_step_decided_comes_from_the_failure(
+    error: str, mode: Mode, outcome: str, code: str
+) -> None:
+    stage = Stage(policy=enforce(mode=mode))
+    request = stage.put(IncidentState.DRAINING)
+
+    result = run.close(stage, request, error, '{"errorMessage": "the words"}')
+
+    assert (result.outcome, result.reason.split(":")[0]) == (outcome, code)
+    if error:
+        assert result.reason.endswith("the words")
+
+
+def test_a_fault_that_was_handled_opens_no_new_incident_on_this_boot() -> None:
+    stage, request = decided(Outcome.NEEDS_HUMAN, "drain_deadline")
+    run.close(stage, request)
+
+    stage.clock.advance(3 * 86400)
+    fresh = xid_finding(evidence=replace(xid_finding().evidence, at=stage.clock.now()))
+    assert run.open_for(stage, fresh) is None
+    assert stage.telemetry.counted("FindingsSuppressed", why="handled") == 1
+
+    stage.cluster.change_node(
+        node_name(1), lambda node: replace(node, ref=replace(node.ref, boot_id="boot-2"))
+    )
+    assert run.open_for(stage, fresh) is not None
+
+
+def test_each_fault_is_held_as_long_as_its_own_kind_asks() -> None:
+    stage, request = decided(
+        Outcome.OBSERVED, "dry_run", findings=(xid_finding(), temperature_finding(gpu=5))
+    )
+    run.close(stage, request)
+
+    held = {key[3]: until for key, until in stage.incidents.handled.items()}
+    now = stage.clock.now()
+    assert held[xid_finding().key] == now + timedelta(days=30)
+    assert held[temperature_finding(gpu=5).key] == now + timedelta(hours=24)
+
+
+def test_freeing_what_is_not_closed_changes_nothing() -> None:
+    stage, request = decided(Outcome.REPLACED)
+
+    free(stage.incident(request.incident_id), now=START, ports=stage.closing)
+
+    assert stage.holds_slot(request.incident_id)
+    assert stage.queue.messages == []
+
+
+@pytest.mark.case("R70")
+def test_r70_an_event_that_was_refused_stays_and_is_sent_later_under_its_id() -> None:
+    stage, request = decided(Outcome.NEEDS_HUMAN)
+    sequence = stage.incident(request.incident_id).sequence + 1
+    stage.bus.refused.add(f"{request.incident_id}-{sequence:04d}")
+
+    run.close(stage, request)
+
+    assert stage.events("Incident Closed") == []
+    assert stage.telemetry.counted("EventsUnsent") == 1
+    stage.bus.refused.clear()
+    stage.clock.advance(300)
+    result = run.watch(stage)
+    assert (result.sent_events, result.unsent_events) == (1, 0)
+    assert stage.events("Incident Closed")[0]["event_id"].endswith(f"-{sequence:04d}")
+
+
+@pytest.mark.case("R70")
+def test_r70_a_bus_that_is_gone_holds_up_no_close() -> None:
+    stage, request = decided(Outcome.NEEDS_HUMAN)
+    stage.bus.gone = AwsUnavailableError("no answer")
+
+    assert run.close(stage, request).outcome == "NEEDS_HUMAN"
+
+    assert not stage.holds_slot(request.incident_id)
+    stage.bus.gone = None
+    stage.clock.advance(300)
+    run.watch(stage)
+    assert times_sent(stage) == {"Incident Closed": 1}
+
+
+def test_the_close_survives_a_crash_at_every_call() -> None:
+    def build() -> tuple[Stage, Callable[[], Any]]:
+        stage, request = decided(
+            Outcome.NEEDS_HUMAN, findings=(xid_finding(), temperature_finding(gpu=5))
+        )
+        return stage, lambda: run.close(stage, request)
+
+    def check(stage: Stage, result: Any) -> None:
+        assert (result.outcome, result.is_owner) == ("NEEDS_HUMAN", True)
+        assert stage.guards.load(CLUSTER).slots == {}
+        assert stage.incidents.open_by_node == {}
+        assert len(stage.incidents.handled) == 2
+        assert stage.queue.messages
+        stage.outbox.publish_pending()
+        assert times_sent(stage) == {"Incident Closed": 1}
+
+    assert after_every_crash(build, check) >= 8
+
+
+# --- escalate_incident ----------------------------------------------------------------------------
+
+
+def test_a_failure_becomes_a_reason_an_event_and_a_word_on_the_node() -> None:
+    stage = Stage()
+    request = stage.put(IncidentState.DRAINING)
+
+    run.escalate(stage, request, "ClusterForbiddenError", '{"errorMessage": "cannot evict"}')
+
+    incident = stage.incident(request.incident_id)
+    assert incident.state is IncidentState.ESCALATING
+    assert incident.verdict == (
+        Outcome.NEEDS_HUMAN,
+        Reason("cluster_forbidden", "cannot evict"),
+    )
+    event = stage.events("Incident Escalated")[0]
+    assert (event["error"], event["reason"]["text"]) == ("ClusterForbiddenError", "cannot evict")
+    assert [one["reason"] for one in stage.cluster.events] == ["NodemendNeedsHuman"]
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "code", "text"),
+    [
+        ("States.Timeout", "", "step_timed_out", "the step ended with States.Timeout"),
+        ("Sandbox.Timedout", "too late", "step_timed_out", "too late"),
+        ("AwsUnavailableError", '"x"', "aws_unavailable", '"x"'),
+        ("ZeroDivisionError", "[1]", "zero_division", "[1]"),
+        ("ValueError", '{"stackTrace": []}', "value", '{"stackTrace": []}'),
+        ("Error", "", "unknown_error", "the step ended with Error"),
+    ],
+)
+def test_whatever_a_step_ended_with_has_a_code_and_a_text(
+    error: str, cause: str, code: str, text: str
+) -> None:
+    stage = Stage()
+    request = stage.put(IncidentState.DRAINING)
+
+    run.escalate(stage, request, error, cause)
+
+    verdict = stage.incident(request.incident_id).verdict
+    assert verdict is not None
+    assert verdict[1] == Reason(code, text)
+
+
+def test_a_long_cause_is_cut() -> None:
+    stage = Stage()
+    for cause in ("x" * 5000, '{"errorMessage": "' + "x" * 5000 + '"}', "{" + "x" * 5000):
+        request = stage.put(IncidentState.DRAINING)
+        run.escalate(stage, request, "ValueError", cause)
+        verdict = stage.incident(request.incident_id).verdict
+        assert verdict is not None
+        assert len(verdict[1].text) == 1000
+        run.close(stage, request)
+        stage.incidents.handled.clear()
+
+
+def test_in_a_dry_run_a_failure_calls_nobody() -> None:
+    stage = Stage(policy=enforce(mode=Mode.DRY_RUN))
+    request = stage.put(IncidentState.DRAINING)
+
+    run.escalate(stage, request)
+
+    verdict = stage.incident(request.incident_id).verdict
+    assert verdict is not None
+    assert verdict[0] is Outcome.SKIPPED
+    assert stage.cluster.events == []
+
+
+@pytest.mark.parametrize(
+    "error", [ClusterUnauthorizedError("401"), AwsForbiddenError("eks:DescribeCluster")]
+)
+def test_a_cluster_that_is_the_very_trouble_does_not_stop_the_escalation(error: Any) -> None:
+    stage = Stage()
+    request = stage.put(IncidentState.DRAINING)
+    stage.clusters.faults.fail("open", error)
+
+    run.escalate(stage, request)
+
+    assert stage.incident(request.incident_id).verdict is not None
+    assert stage.cluster.events == []
+
+
+def test_an_escalation_without_a_pinned_cluster_still_decides() -> None:
+    stage = Stage()
+    request = stage.put(IncidentState.DRAINING)
+    stage.save(request.incident_id, cluster_policy=None)
+
+    run.escalate(stage, request)
+
+    assert stage.incident(request.incident_id).verdict is not None
+
+
+def test_the_escalation_survives_a_crash_at_every_call() -> None:
+    def build() -> tuple[Stage, Callable[[], Any]]:
+        stage = Stage()
+        request = stage.put(IncidentState.DRAINING)
+        return stage, lambda: run.escalate(stage, request)
+
+    def check(stage: Stage, result: Any) -> None:
+        assert result.next == "close"
+        stage.outbox.publish_pending()
+        assert times_sent(stage) == {"Incident Escalated": 1}
+
+    assert after_every_crash(build, check) >= 4
+
+
+# --- watch_incidents ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "state", "outcome", "code"),
+    [
+        ("FAILED", IncidentState.DRAINING, Outcome.NEEDS_HUMAN, "execution_failed"),
+        ("TIMED_OUT", IncidentState.CHECKING, Outcome.NEEDS_HUMAN, "execution_failed"),
+        ("SUCCEEDED", IncidentState.ESCALATING, Outcome.NEEDS_HUMAN, "execution_failed"),
+        ("ABORTED", IncidentState.DRAINING, Outcome.ABORTED_BY_OPERATOR, "execution_stopped"),
+        ("FAILED", IncidentState.VERIFYING, Outcome.SKIPPED, "execution_failed"),
+        ("ABORTED", IncidentState.VERIFYING, Outcome.ABORTED_BY_OPERATOR, "execution_stopped"),
+    ],
+)
+@pytest.mark.parametrize("by", ["event", "schedule"])
+def test_an_incident_whose_execution_ended_without_closing_it_is_closed(
+    status: str, state: IncidentState, outcome: Outcome, code: str, by: str
+) -> None:
+    stage = Stage()
+    request = stage.put(state)
+    stage.executions.end(
+        request.incident_id, status, "States.Runtime" if status == "FAILED" else ""
+    )
+
+    result = run.watch(stage, request.incident_id if by == "event" else "", status)
+
+    assert result.closed == 1
+    incident = stage.incident(request.incident_id)
+    assert incident.outcome is outcome
+    assert incident.reason is not None
+    assert incident.reason.code == code
+    assert str(state) in incident.reason.text
+    assert not stage.holds_slot(request.incident_id)
+    assert stage.incidents.open_by_node == {}
+    assert run.watch(stage).closed == 0
+
+
+def test_the_error_of_the_execution_is_in_the_reason() -> None:
+    stage = Stage()
+    request = stage.put(IncidentState.DRAINING)
+    stage.executions.end(request.incident_id, "FAILED", "States.Runtime")
+
+    run.watch(stage)
+
+    reason = stage.incident(request.incident_id).reason
+    assert reason is not None
+    assert "the execution FAILED with States.Runtime while the incident was draining" in reason.text
+
+
+def test_an_execution_that_is_not_there_any_more_counts_as_ended() -> None:
+    stage = Stage()
+    request = stage.put(IncidentState.DRAINING)
+    del stage.executions.statuses[request.arn]
+
+    assert run.watch(stage).closed == 1
+    reason = stage.incident(request.incident_id).reason
+    assert reason is not None
+    assert "the execution gone" in reason.text
+
+
+def test_a_decided_end_is_carried_out_as_decided() -> None:
+    stage, request = decided(Outcome.REPLACED)
+    stage.executions.end(request.incident_id, "FAILED")
+
+    run.watch(stage)
+
+    assert stage.incident(request.incident_id).outcome is Outcome.REPLACED
+
+
+def test_in_a_dry_run_an_execution_that_failed_calls_nobody() -> None:
+    stage = Stage(policy=enforce(mode=Mode.DRY_RUN))
+    request = stage.put(IncidentState.DRAINING)
+    stage.executions.end(request.incident_id, "FAILED")
+
+    run.watch(stage)
+
+    assert stage.incident(request.incident_id).outcome is Outcome.SKIPPED
+
+
+@pytest.mark.parametrize("status", ["RUNNING", "PENDING_REDRIVE"])
+def test_what_runs_is_left_alone(status: str) -> None:
+    stage = Stage()
+    request = stage.put(IncidentState.DRAINING)
+    stage.executions.end(request.incident_id, status)
+
+    assert run.watch(stage).closed == 0
+    assert not stage.incident(request.incident_id).is_closed
+
+
+def test_what_waits_and_what_was_admitted_and_not_begun_is_for_the_dispatcher() -> None:
+    stage = Stage(policy=enforce(limits=Limits(MaxUnavailable(1, 100))))
+    admitted = stage.admit(2)
+    waiting = stage.wait(1)
+    stage.dispatch_all()
+    stage.executions.statuses.clear()
+
+    assert run.watch(stage).closed == 0
+    assert stage.incident(waiting).state is IncidentState.WAITING
+    assert stage.incident(admitted.incident_id).state is IncidentState.ADMITTED
+
+
+def test_an_incident_by_hand_whose_execution_died_before_it_had_a_slot_is_closed() -> None:
+    stage = Stage()
+    stage.wait()  # so that the request by hand is rejected
+    run.admit(stage, BY_HAND, HAND)
+    stage.executions.statuses[BY_HAND.arn] = ExecutionStatus("ABORTED")
+
+    assert run.watch(stage).closed == 1
+
+    incident = stage.incident("hand-1")
+    assert incident.outcome is Outcome.SKIPPED
+    assert incident.reason is not None
+    assert incident.reason.code == "already_open"
+
+
+def test_an_ended_execution_of_nobody_is_no_news() -> None:
+    assert run.watch(Stage(), "01NOBODY").closed == 0
+
+
+def test_an_execution_that_closed_its_incident_in_its_last_moment_wins() -> None:
+    stage, request = decided(Outcome.REPLACED)
+    stage.executions.end(request.incident_id, "SUCCEEDED")
+    original = stage.executions.status
+
+    def status(arn: str) -> Any:
+        found = original(arn)
+        run.close(stage, request)
+        return found
+
+    stage.executions.status = status  # type: ignore[method-assign]
+
+    assert run.watch(stage).closed == 0
+    assert len(stage.events("Incident Closed")) == 1
+
+
+def test_a_close_between_the_read_and_the_write_is_left_to_the_next_watch() -> None:
+    stage, request = decided(Outcome.REPLACED)
+    stage.executions.end(request.incident_id, "FAILED")
+    original = stage.incidents.get
+    reads = 0
+
+    def get(incident_id: str) -> Any:
+        nonlocal reads
+        found = original(incident_id)
+        reads += 1
+        if reads == 1:
+            stage.save(request.incident_id, verify_attempts=1)
+        return found
+
+    stage.incidents.get = get  # type: ignore[method-assign]
+
+    assert run.watch(stage).closed == 0
+    assert run.watch(stage).closed == 1
+
+
+def test_slots_that_nobody_holds_any_more_are_freed_after_their_lease() -> None:
+    stage, request = decided(Outcome.REPLACED)
+    guard = stage.guards.load(CLUSTER)
+    run.close(stage, request)
+    lost = replace(guard.slots["uid-1"], incident_id="01NOBODY", node_uid="uid-2")
+    kept = {"uid-1": guard.slots["uid-1"], "uid-2": lost}
+    stage.guards.store(replace(guard, slots=kept, version=stage.guards.load(CLUSTER).version))
+
+    assert run.watch(stage).freed_slots == 0  # the lease still holds
+    stage.clock.advance(10 * 60 + 121)
+    assert run.watch(stage).freed_slots == 2
+    assert stage.guards.load(CLUSTER).slots == {}
+
+
+def test_the_expired_slot_of_a_running_incident_stays() -> None:
+    stage = Stage()
+    request = stage.put(IncidentState.CHECKING)
+    stage.clock.advance(86400)
+
+    assert run.watch(stage).freed_slots == 0
+    assert stage.holds_slot(request.incident_id)
+
+
+def test_the_watch_counts_itself_and_what_is_pending() -> None:
+    stage, request = decided(Outcome.NEEDS_HUMAN)
+    stage.bus.gone = AwsUnavailableError("no answer")
+    run.close(stage, request)
+    stage.clock.advance(300)
+
+    result = run.watch(stage)
+
+    assert result.unsent_events == 1
+    assert stage.telemetry.counted("Watches") == 1
+    assert stage.telemetry.gauges["EventsPending", ()] == [1]
+
+
+def test_an_invalid_policy_stops_the_schedule_and_not_the_event() -> None:
+    stage = Stage()
+    request = stage.put(IncidentState.DRAINING)
+    stage.executions.end(request.incident_id, "FAILED")
+    stage.policies.problem = "invalid"
+
+    with pytest.raises(PolicyInvalidError):
+        run.watch(stage)
+    assert run.watch(stage, request.incident_id).closed == 1
+
+
+def test_the_watch_survives_a_crash_at_every_call() -> None:
+    def build() -> tuple[Stage, Callable[[], Any]]:
+        stage = Stage()
+        request = stage.put(IncidentState.DRAINING)
+        stage.executions.end(request.incident_id, "FAILED")
+        return stage, lambda: run.watch(stage)
+
+    def check(stage: Stage, result: Any) -> None:
+        stage.clock.advance(3600)
+        run.watch(stage)
+        assert stage.incidents.list_open(CLUSTER) == []
+        assert stage.guards.load(CLUSTER).slots == {}
+        assert times_sent(stage) == {"Incident Closed": 1}
+
+    assert after_every_crash(build, check) >= 12

@@ -1,0 +1,127 @@
+"""template.yaml fits the code: folders, steps, layers, permissions, environment."""
+
+import inspect
+
+import pytest
+from pydantic_settings import BaseSettings
+
+from nodemend import settings
+from tests.unit.structure.repository import (
+    FUNCTIONS,
+    ROOT,
+    built_by,
+    folder_of,
+    lambda_functions,
+    refs,
+    snake,
+    template,
+)
+from tools.asl import load_machines
+
+EVERY = pytest.mark.parametrize("name", lambda_functions())
+NEEDS_OF = {
+    "_clusters": {"KubernetesLayer"},
+    "_cluster_role": {"ClusterPolicy"},
+    "_metrics": {"MetricsPolicy"},
+    "_records": {"RecordsPolicy"},
+    "_policies": {"PolicyReaderPolicy"},
+    "_dispatch_queue": {"DispatchPolicy"},
+    "_executions": {"ExecutionsPolicy"},
+}
+"""What a function needs of the template if bootstrap builds this for it; and only then."""
+
+SETTINGS = {
+    name: cls
+    for name, cls in inspect.getmembers(settings, inspect.isclass)
+    if issubclass(cls, BaseSettings) and cls.__module__ == settings.__name__
+}
+PREFIX = "NODEMEND_"
+
+
+def environment_of(properties) -> set[str]:
+    common = template()["Globals"]["Function"]["Environment"]["Variables"]
+    return set(common) | set(properties.get("Environment", {}).get("Variables", {}))
+
+
+def test_every_folder_is_deployed_and_every_deployed_folder_exists():
+    assert {folder_of(properties) for properties in lambda_functions().values()} == set(FUNCTIONS)
+
+
+@EVERY
+def test_function_is_named_after_its_folder(name):
+    folder = folder_of(lambda_functions()[name])
+
+    own = name.removesuffix("Function")
+    assert snake(own) == folder or folder == "scan_gpu_health"
+
+
+@pytest.mark.parametrize("machine", load_machines(ROOT / "template.yaml"), ids=lambda m: m.id)
+def test_every_task_runs_the_function_of_its_name(machine):
+    for state, task in machine.tasks.items():
+        function = machine.function_of(task)
+
+        assert folder_of(lambda_functions()[function]) == snake(state)
+
+
+@EVERY
+def test_function_has_the_layers_and_permissions_that_its_adapters_need_and_no_more(name):
+    properties = lambda_functions()[name]
+    built = built_by(folder_of(properties))
+    needs = set().union(*(need for adapter, need in NEEDS_OF.items() if adapter in built))
+
+    granted = refs(properties["Layers"]) | refs(properties.get("Policies", []))
+
+    assert granted == needs | {"NodemendLayer"}
+
+
+def test_needs_are_told_of_adapters_that_exist():
+    everything = set().union(*map(built_by, FUNCTIONS))
+
+    assert set(NEEDS_OF) <= everything
+
+
+@EVERY
+def test_function_is_given_the_settings_that_it_cannot_do_without(name):
+    properties = lambda_functions()[name]
+    built = built_by(folder_of(properties))
+    needed = {
+        PREFIX + field.upper()
+        for settings_name, cls in SETTINGS.items()
+        if settings_name in built
+        for field, info in cls.model_fields.items()
+        if info.is_required()
+    }
+
+    assert needed <= environment_of(properties)
+
+
+@EVERY
+def test_function_is_given_no_variable_that_nothing_reads(name):
+    known = {PREFIX + field.upper() for cls in SETTINGS.values() for field in cls.model_fields}
+
+    given = {v for v in environment_of(lambda_functions()[name]) if v.startswith(PREFIX)}
+
+    assert given <= known
+
+
+@EVERY
+def test_queue_outlasts_the_retries_of_its_function(name):
+    """Lambda advises a visibility time-out of six times the function's time-out."""
+    properties = lambda_functions()[name]
+    timeout_s = properties.get("Timeout", template()["Globals"]["Function"]["Timeout"])
+    for event in properties.get("Events", {}).values():
+        if event["Type"] == "SQS":
+            queue = event["Properties"]["Queue"]["GetAtt"].removesuffix(".Arn")
+            visible_s = template()["Resources"][queue]["Properties"]["VisibilityTimeout"]
+
+            assert visible_s >= 6 * timeout_s
+
+
+@EVERY
+def test_no_schedule_repeats_a_stale_run(name):
+    for event in lambda_functions()[name].get("Events", {}).values():
+        if event["Type"] == "ScheduleV2":
+            assert event["Properties"]["RetryPolicy"] == {
+                "MaximumRetryAttempts": 0,
+                "MaximumEventAgeInSeconds": 60,
+            }
