@@ -18,7 +18,7 @@ class ActionRow(_Model):
     verb: str = Field(description="cordon, evict, replace or release.")
     target: str
     dry_run: bool
-    result: str = Field(description="HTTP status, or planned.")
+    result: str = Field(description="HTTP status, planned, or answer lost.")
 
 
 class EventRow(_Model):

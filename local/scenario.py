@@ -127,6 +127,22 @@ class InjectedApiFault(_Model):
     target: str = ""
     times: int | None = Field(default=None, ge=1)
     for_s: float | None = Field(default=None, gt=0, description="Lift it again after this long.")
+    how: Literal["refuse", "lose_answer", "kill_caller"] = Field(
+        default="refuse",
+        description="Refuse the call; or do it and lose the answer; or do it and kill the function "
+        "that called. AWS calls only, but for refuse.",
+    )
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What steers the AWS front."""
+        match self.how:
+            case "refuse":
+                return {}
+            case "lose_answer":
+                return {"x-local-when": "after"}
+            case "kill_caller":
+                return {"x-local-when": "after", "x-local-kill": "1"}
 
 
 class Person(_Model):
@@ -165,7 +181,12 @@ class TimelineEntry(_Model):
 class Expect(_Model):
     """How it must end."""
 
-    outcome: str | None = Field(description="Outcome of the incident; null: no incident at all.")
+    outcome: str | None = Field(
+        default=None, description="Outcome of the one incident; null: no incident at all."
+    )
+    outcomes: tuple[str, ...] | None = Field(
+        default=None, description="Instead of outcome: of several, in the order of their opening."
+    )
     reason: str | None = Field(default=None, description="Code of its reason.")
     actions: tuple[str, ...] | None = Field(
         default=None, description="What was changed, in order: cordon, evict, replace, release."
@@ -176,6 +197,19 @@ class Expect(_Model):
     events: tuple[str, ...] = Field(
         default=(), description="Detail-types that must have been sent, in this order."
     )
+
+    @model_validator(mode="after")
+    def _one_way_to_say_it(self) -> Self:
+        if not self.model_fields_set & {"outcome", "outcomes"}:
+            raise ValueError("name outcome (null: no incident at all) or outcomes")
+        return self
+
+    @property
+    def wanted_outcomes(self) -> list[str]:
+        """The outcomes of all incidents."""
+        if self.outcomes is not None:
+            return list(self.outcomes)
+        return [] if self.outcome is None else [self.outcome]
 
 
 class Limits(_Model):

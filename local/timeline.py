@@ -96,12 +96,14 @@ class Timeline:
             caller=wanted.caller,
             target=wanted.target,
             times=wanted.times,
+            headers=wanted.headers,
         )
         self._world.faults.add(fault)
         if wanted.for_s is not None:
             self._lifts.append((now + wanted.for_s, fault))
         who = wanted.caller or "everybody"
-        self._announce(f"{wanted.verb} answers {wanted.status} to {who}")
+        told = "answers" if wanted.how == "refuse" else f"{wanted.how}, then answers"
+        self._announce(f"{wanted.verb} {told} {wanted.status} to {who}")
 
     def _person(self, act: Person) -> None:
         kubernetes = self._world.fleet.kubernetes

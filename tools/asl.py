@@ -6,7 +6,7 @@
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -181,18 +181,22 @@ def history_events(
     """
     polls = polls_of(policy)
 
-    def cost(name: str) -> int:
+    def cost(name: str, rounds: int) -> int:
         state = machine.states[name]
-        rounds = 1 + sum(polls.get(n, 0) for n in machine.loop_of(name))
         attempts = sum(int(retrier.get("MaxAttempts", 3)) for retrier in state.get("Retry", []))
         retries = EVENTS_PER_RETRY * attempts * (rounds if retries_of_polls else 1)
         return EVENTS[state["Type"]] * rounds + retries
 
-    def longest(name: str, seen: frozenset[str]) -> int:
-        onwards = {target for _, target in edges(machine.states[name])} - seen
-        return cost(name) + max((longest(n, seen | {name}) for n in onwards), default=0)
+    @cache
+    def longest(name: str) -> int:
+        """Count from a state on; a loop is gone through as a whole, then left for good."""
+        part = machine.loop_of(name) or {name}
+        rounds = 1 + sum(polls.get(member, 0) for member in part)
+        onwards = {target for m in part for _, target in edges(machine.states[m])} - part
+        here = sum(cost(member, rounds) for member in part)
+        return here + max((longest(target) for target in onwards), default=0)
 
-    return longest(machine.start, frozenset()) + EVENTS_OF_EXECUTION
+    return longest(machine.start) + EVENTS_OF_EXECUTION
 
 
 Shape = Callable[[int], dict[str, Any]]
@@ -234,6 +238,7 @@ EXTREMES: Mapping[str, Shape] = {
 """Kinds of policy that poll more often the larger `n` is."""
 
 
+@cache
 def extreme_policies() -> dict[str, PolicyDocument]:
     """Return, of each kind, the policy with the most polls that the model still accepts."""
     found = {name: _largest_accepted(shape) for name, shape in EXTREMES.items()}

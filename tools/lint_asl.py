@@ -77,16 +77,20 @@ def check_substitutions(machine: Machine) -> Iterator[str]:
             yield f"{name}: must invoke a function of the template by {INVOKE}"
 
 
-def check_graph(machine: Machine) -> Iterator[str]:
-    """Every target exists, and every state is reached."""
+def check_targets(machine: Machine) -> Iterator[str]:
+    """Every target exists."""
     if machine.start not in machine.states:
         yield f"StartAt {machine.start!r} is no state"
-        return
     for name, state in machine.states.items():
         for _, target in edges(state):
             if target not in machine.states:
                 yield f"{name}: target {target!r} does not exist"
-    for name in sorted(set(machine.states) - machine.reaches[machine.start] - {machine.start}):
+
+
+def check_reachability(machine: Machine) -> Iterator[str]:
+    """Every state can be come to."""
+    reached = machine.reaches.get(machine.start, frozenset()) | {machine.start}
+    for name in sorted(set(machine.states) - reached):
         yield f"{name} is not reachable"
 
 
@@ -141,8 +145,11 @@ def check_catches(machine: Machine) -> Iterator[str]:
             strange.remove("States.ALL")
         for error in strange:
             yield f"{name}: catches {error}, which nothing raises"
+        # What handles failures keeps the first one: its own goes beside it.
+        has_one = ("failure.$", "$.failure") in _items(task.get("Parameters"))
+        wanted = r"\$\.\w+" if has_one else r"\$\.failure"
         for catcher in task.get("Catch", []):
-            if catcher.get("ResultPath") != "$.failure":
+            if not re.fullmatch(wanted, str(catcher.get("ResultPath"))):
                 yield f"{name}: Catch of {catcher['ErrorEquals'][0]} must keep it in $.failure"
 
 
@@ -258,15 +265,22 @@ def check_size(machine: Machine) -> Iterator[str]:
         yield f"TimeoutSeconds must be more than the {longest_run_s()} s that a policy may allow"
 
 
-WELL_FORMED = (check_substitutions, check_graph, check_timeouts, check_retries, check_data)
+WELL_FORMED = (
+    check_substitutions,
+    check_targets,
+    check_reachability,
+    check_timeouts,
+    check_retries,
+    check_data,
+)
 PROTOCOL = (check_catches, check_errors_are_named, check_ends, check_words, check_size)
 
 
 def problems_of(machine: Machine) -> list[str]:
     """Return what is wrong with a machine, one line each."""
     found = [f"{machine.id}: {line}" for check in WELL_FORMED for line in check(machine)]
-    # Walks need a sound graph: what they would say of a broken one is noise.
-    if machine.id == REMEDIATION and not list(check_graph(machine)):
+    # Walks need every target; what they would say of a broken graph is noise.
+    if machine.id == REMEDIATION and not list(check_targets(machine)):
         found += [f"{machine.id}: {line}" for check in PROTOCOL for line in check(machine)]
     return found
 

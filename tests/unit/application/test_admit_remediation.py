@@ -18,6 +18,7 @@ from nodemend.domain.faults import FaultClass, Mode, Rung
 from nodemend.domain.guard import release
 from nodemend.domain.incidents import IncidentState, Outcome
 from nodemend.domain.policy import Limits, MaxUnavailable
+from nodemend.domain.remedies import REMEDIES
 from tests.fakes.system import START
 from tests.unit.application import run
 from tests.unit.application.run import BY_HAND, HAND
@@ -246,7 +247,7 @@ def test_by_hand_what_fails_after_the_opening_keeps_its_own_reason() -> None:
 
     assert result.outcome == "NEEDS_HUMAN"
     assert result.reason == "cluster_forbidden: cannot list nodes"
-    assert "ClusterRole" in stage.events("Incident Closed")[0]["remedy"]
+    assert stage.events("Incident Closed")[0]["remedy"] == REMEDIES["cluster_forbidden"]
 
 
 def test_by_hand_a_node_without_gpus_is_no_candidate() -> None:

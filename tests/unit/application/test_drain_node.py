@@ -10,7 +10,7 @@ import pytest
 from nodemend.domain.errors import ClusterForbiddenError
 from nodemend.domain.faults import Mode
 from nodemend.domain.incidents import DrainRecord, IncidentState, Outcome
-from nodemend.domain.nodes import Readiness
+from nodemend.domain.nodes import OWNER_ANNOTATION, Readiness
 from nodemend.domain.pods import EvictionAnswer, Owner, Toleration
 from tests.unit.application import run
 from tests.unit.application.stage import (
@@ -443,14 +443,34 @@ def test_r40_a_node_that_a_person_uncordoned_is_left_alone() -> None:
     run.drain(stage, request)
     stage.uncordon_by_hand()
     stage.cluster.faults.calls.clear()
+    stage.cluster.add_pod(pod("b"))
 
     assert run.drain(stage, request).next == "close"
 
-    assert stage.mutations() == []
+    # No eviction and no new cordon: only the rest of ours is taken off.
+    assert stage.mutations() == [f"patch nodes/{node_name(1)}"]
+    node = stage.node()
+    assert not node.is_unschedulable
+    assert node.taints == ()
+    assert OWNER_ANNOTATION not in node.annotations
     result = run.close(stage, request)
     assert (result.outcome, result.reason.split(":")[0]) == ("ABORTED_BY_OPERATOR", "uncordoned")
     # A hold: the same fault does not open the node's next incident at once.
     assert run.open_for(stage, *stage.incident(request.incident_id).findings) is None
+
+
+def test_giving_way_to_a_person_survives_a_crash_at_every_call() -> None:
+    def build() -> tuple[Stage, Callable[[], Any]]:
+        stage, request = draining()
+        stage.uncordon_by_hand()
+        return stage, lambda: run.drain(stage, request)
+
+    def check(stage: Stage, result: Any) -> None:
+        assert result.next == "close"
+        assert not stage.node().is_unschedulable
+        assert OWNER_ANNOTATION not in stage.node().annotations
+
+    assert after_every_crash(build, check) >= 5
 
 
 def test_in_a_dry_run_the_drain_is_told_and_nothing_is_evicted() -> None:

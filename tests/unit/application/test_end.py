@@ -12,8 +12,10 @@ from nodemend.application.ports import ExecutionStatus
 from nodemend.domain.errors import (
     AwsForbiddenError,
     AwsUnavailableError,
+    ClusterForbiddenError,
     ClusterUnauthorizedError,
     ConcurrentUpdateError,
+    PermanentError,
     PolicyInvalidError,
 )
 from nodemend.domain.faults import Mode, Rung
@@ -131,7 +133,21 @@ def test_closing_what_was_never_opened_says_so() -> None:
     result = run.close(Stage(), Request("01NOBODY", "arn"))
 
     assert (result.outcome, result.is_owner) == ("SUPERSEDED", False)
-    assert result.reason == "no such incident"
+    assert result.reason == "there is no such incident"
+
+
+def test_an_execution_that_failed_before_it_had_an_incident_ends_with_its_real_error() -> None:
+    request = Request("01NOBODY", "arn")
+
+    with pytest.raises(ClusterForbiddenError, match="cannot get nodes"):
+        run.close(Stage(), request, "ClusterForbiddenError", '{"errorMessage": "cannot get nodes"}')
+    with pytest.raises(PermanentError, match="who knows"):
+        run.close(Stage(), request, "KeyError", "who knows")
+    with pytest.raises(PermanentError, match="incident_id is wrong"):
+        run.close(Stage(), request, "InvalidInputError", "incident_id is wrong")
+
+    result = run.close(Stage(), request, "SupersededError", "a copy")
+    assert (result.outcome, result.reason) == ("SUPERSEDED", "a copy")
 
 
 @pytest.mark.parametrize(
@@ -298,6 +314,15 @@ def test_a_long_cause_is_cut() -> None:
         assert len(verdict[1].text) == 1000
         run.close(stage, request)
         stage.incidents.handled.clear()
+
+
+def test_a_failure_before_there_was_an_incident_is_passed_on_as_it_was() -> None:
+    request = Request("01NOBODY", "arn")
+
+    with pytest.raises(ClusterForbiddenError, match="cannot get nodes"):
+        run.escalate(
+            Stage(), request, "ClusterForbiddenError", '{"errorMessage": "cannot get nodes"}'
+        )
 
 
 def test_in_a_dry_run_a_failure_calls_nobody() -> None:

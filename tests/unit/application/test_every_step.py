@@ -99,7 +99,7 @@ def repair(new: NodeRef | None = None) -> RepairRecord:
     )
 
 
-@pytest.mark.parametrize("step", run.STEPS)
+@pytest.mark.parametrize("step", [name for name in run.STEPS if name != "escalate_incident"])
 def test_a_step_of_an_unknown_incident_names_the_incident(step: str) -> None:
     with pytest.raises(InvalidInputError, match="incident_id: 01NOBODY is unknown"):
         run.STEPS[step](Stage(), Request("01NOBODY", "arn"))

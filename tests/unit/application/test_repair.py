@@ -566,8 +566,25 @@ def test_a_node_that_was_replaced_needs_no_release_and_the_outcome_names_both() 
     assert node_name(1) in reason.text
     assert instance_id(9) in reason.text
     event = stage.events("Node Released")[0]
-    assert (event["is_uncordoned"], event["reason"]["code"]) == (False, "node_gone")
+    assert event["is_uncordoned"] is False
     assert stage.mutations() == []
+
+
+def test_a_replaced_node_that_is_still_leaving_takes_no_pods_again() -> None:
+    stage, request = releasing()
+    new = replace(repair_note(), replacement_node=gpu_node(9).ref)
+    stage.save(request.incident_id, repair=new)
+
+    run.release(stage, request)
+
+    assert stage.mutations() == []
+    assert stage.node().is_unschedulable
+    assert verdict_of(stage, request)[0] is Outcome.REPLACED
+
+
+def repair_note() -> RepairRecord:
+    """A repair that was asked for."""
+    return RepairRecord(Rung.REPLACE, GROUP, (), 4, START)
 
 
 def test_the_cordon_is_taken_off_exactly() -> None:
@@ -624,12 +641,17 @@ def test_the_cordon_of_a_later_incident_is_not_taken_off() -> None:
     assert (event["is_uncordoned"], event["reason"]["code"]) == (False, "not_cordoned_by_us")
 
 
-def test_a_newcomer_under_the_old_name_is_not_uncordoned() -> None:
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_newcomer_under_the_old_name_is_not_uncordoned(is_there: bool) -> None:
     stage, request = releasing()
     stage.swap_machine()
+    if not is_there:
+        stage.cluster.remove_node(node_name(1))
 
     run.release(stage, request)
+
     assert stage.mutations() == []
+    assert stage.events("Node Released")[0]["reason"]["code"] == "node_gone"
 
 
 def test_a_node_that_never_holds_still_ends_the_release_for_a_retry(

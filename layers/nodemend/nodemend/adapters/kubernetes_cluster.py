@@ -556,7 +556,8 @@ class KubernetesCluster:
             raise ClusterForbiddenError(
                 f"cluster {self._policy.name} does not allow nodemend to {what}: {answer.message}. "
                 "Remedy: apply docs/kubernetes/rbac.yaml, which binds the group of nodemend's "
-                "access entry; if the text names an admission webhook or policy, exempt nodemend there."
+                "access entry; if the text names an admission webhook or policy, exempt nodemend "
+                "there."
             )
         if answer.status == 429:
             raise ClusterUnavailableError(

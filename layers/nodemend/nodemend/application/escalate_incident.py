@@ -4,7 +4,7 @@ import json
 
 from nodemend.application.steps import StepPorts, commit, load, pinned_cluster
 from nodemend.contracts.steps import EscalateIncidentRequest, EscalateIncidentResult
-from nodemend.domain.errors import NodemendError
+from nodemend.domain.errors import NodemendError, error_of
 from nodemend.domain.escalation import escalate, reason_of
 from nodemend.domain.incidents import Incident
 
@@ -20,11 +20,14 @@ def escalate_incident(
 
     Raises:
         SupersededError: if the incident is closed or another execution's.
+        PermanentError: if there never was an incident: the step's own error, for the close.
     """
+    failure = request.failure
+    if ports.incidents.get(request.incident_id) is None:
+        raise error_of(failure.error, message_of(failure.cause))
     incident = load(ports, request)
     if incident.verdict is not None:
         return EscalateIncidentResult(incident_id=incident.id)
-    failure = request.failure
     reason = reason_of(failure.error, message_of(failure.cause))
     now = ports.clock.now()
     commit(ports, escalate(incident, reason, step=STEP, now=now, error=failure.error))

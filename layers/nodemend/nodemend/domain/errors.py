@@ -119,10 +119,12 @@ PLATFORM_ERRORS = (
     "Lambda.ClientExecutionTimeoutException",
     "Lambda.TooManyRequestsException",
     "Lambda.Unknown",
+    "Runtime.ExitError",
     "Sandbox.Timedout",
     "States.Timeout",
 )
-"""Errors of Lambda and Step Functions themselves that a task retries; the two time-outs once, as
+"""Errors of Lambda and Step Functions themselves that a task retries (`Runtime.ExitError`: the
+process died between two lines, which every step survives); the two time-outs once, as
 the same work mostly takes as long again."""
 
 TIMEOUT_ERRORS = ("Sandbox.Timedout", "States.Timeout")
