@@ -213,7 +213,7 @@ def _under(incident: Incident, incident_id: str) -> Incident:
 def _attach(existing: Incident, findings: tuple[Finding, ...], ports: OpenIncidentPorts) -> bool:
     merged = attach(existing, findings)
     if merged is existing:
-        ports.telemetry.count("FindingsSuppressed", cluster=existing.cluster, why="duplicate")
+        ports.telemetry.count("FindingsSuppressed", cluster=existing.cluster, why="handled")
         # The opener may have died before it told the dispatcher; telling twice costs nothing.
         if existing.state is IncidentState.WAITING:
             ports.dispatch_queue.notify(existing.cluster, existing.id)

@@ -201,8 +201,11 @@ class PolicyDocument(_Model):
         validate_s = self.deadlines.replace_s + 2 * self.hold_down_s
         loops = worst_case_loops(self.waits.drain_poll_s, self.deadlines.drain_s) + sum(
             worst_case_loops(self.waits.check_poll_s, deadline_s)
-            for deadline_s in (self.deadlines.verify_s, self.deadlines.replace_s, validate_s)
+            for deadline_s in (self.deadlines.verify_s, self.deadlines.replace_s)
         )
+        # A clean look waits for what is left of the hold-down, which may be a second, an unclean
+        # one a whole poll.
+        loops += 2 * worst_case_loops(self.waits.check_poll_s, validate_s)
         if loops * EVENTS_PER_LOOP > MAX_HISTORY_EVENTS:
             raise ValueError(
                 f"waits and deadlines allow {loops} polls, more than an execution's history "

@@ -18,8 +18,8 @@ REMEDIES = {
     "and the cluster's authentication mode.",
     "cluster_unavailable": "The Kubernetes API could not be reached: check the security group, "
     "the private endpoint and the function's subnets.",
-    "aws_forbidden": "Allow the IAM action that the reason names for the cluster's role, then start "
-    "the remediation again by hand. " + _UNCORDON,
+    "aws_forbidden": "Allow the IAM action that the reason names for the cluster's role, then "
+    "start the remediation again by hand. " + _UNCORDON,
     "asg_suspended": "Resume the processes that the reason names, then start the remediation "
     "again by hand.",
     "capacity_kind_unsupported": "Replace the node by hand: this version replaces nodes of Auto "
