@@ -181,7 +181,7 @@ def test_a_fault_that_was_handled_opens_no_new_incident_on_this_boot() -> None:
     stage.clock.advance(3 * 86400)
     fresh = xid_finding(evidence=replace(xid_finding().evidence, at=stage.clock.now()))
     assert run.open_for(stage, fresh) is None
-    assert stage.telemetry.counted("FindingsSuppressed", why="handled") == 1
+    assert stage.telemetry.counted("FindingsSuppressed", why="duplicate") == 1
 
     stage.cluster.change_node(
         node_name(1), lambda node: replace(node, ref=replace(node.ref, boot_id="boot-2"))

@@ -311,7 +311,7 @@ def test_d11_what_cannot_be_resolved_is_reported_once_a_day() -> None:
         run.open_for(stage, at(stage, xid_finding(node_names=("exporter-pod",))))
         stage.clock.advance(300)
     assert len(stage.events("Incident Rejected")) == 1
-    assert stage.telemetry.counted("FindingsSuppressed", why="handled") == 9
+    assert stage.telemetry.counted("FindingsSuppressed", why="duplicate") == 9
 
     stage.clock.advance(86400)
     run.open_for(stage, at(stage, xid_finding(node_names=("exporter-pod",))))

@@ -84,7 +84,7 @@ def open_incident(fault: GpuFaultDetected, *, ports: OpenIncidentPorts) -> str |
     mode = policy.mode_for(node.labels)
     findings = _unhandled(findings, node, mode, ports, now)
     if not findings:
-        ports.telemetry.count("FindingsSuppressed", cluster=fault.cluster, why="handled")
+        ports.telemetry.count("FindingsSuppressed", cluster=fault.cluster, why="duplicate")
         return None
     incident = _new_incident(ports.ids.new(now), node, findings, mode, now)
     return _open_or_attach(incident, ports)
@@ -213,7 +213,7 @@ def _under(incident: Incident, incident_id: str) -> Incident:
 def _attach(existing: Incident, findings: tuple[Finding, ...], ports: OpenIncidentPorts) -> bool:
     merged = attach(existing, findings)
     if merged is existing:
-        ports.telemetry.count("FindingsSuppressed", cluster=existing.cluster, why="handled")
+        ports.telemetry.count("FindingsSuppressed", cluster=existing.cluster, why="duplicate")
         # The opener may have died before it told the dispatcher; telling twice costs nothing.
         if existing.state is IncidentState.WAITING:
             ports.dispatch_queue.notify(existing.cluster, existing.id)
@@ -240,7 +240,7 @@ def _reject_unresolved(
     ref = NodeRef(cluster, names[0] if names else "")
     keys = [f"unresolved/{name}" for name in names] or ["unresolved/-"]
     if any(at > now for at in ports.incidents.handled_until(cluster, ref, keys).values()):
-        ports.telemetry.count("FindingsSuppressed", cluster=cluster, why="handled")
+        ports.telemetry.count("FindingsSuppressed", cluster=cluster, why="duplicate")
         return
     reason = Reason(
         "unresolved_node",
