@@ -63,8 +63,8 @@ unit: .venv/.installed ## unit tests, sockets blocked
 .PHONY: test
 test: setup lint ## lint, unit and integration tests, the first scenarios, coverage
 	@rm -f .coverage .coverage.*
-	time $(BIN)/python -m pytest tests/unit --disable-socket --allow-unix-socket -q --cov --cov-report=
-	time $(BIN)/python -m pytest tests/integration -q --cov --cov-append --cov-report=
+	time $(BIN)/python -m pytest tests/unit --disable-socket --allow-unix-socket -q --cov --cov-report= --cov-fail-under=0
+	time $(BIN)/python -m pytest tests/integration -q --cov --cov-append --cov-report= --cov-fail-under=0
 	$(BIN)/coverage report
 	time $(BIN)/python -m pytest tests/e2e -q -m first
 

@@ -3,7 +3,6 @@
 The only place where settings, adapters and use cases meet. Tests build the same ports with fakes.
 """
 
-import logging
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
@@ -66,7 +65,6 @@ class Context(Protocol):
 
 @cache
 def _session() -> boto3.Session:
-    logging.getLogger("nodemend").setLevel(logging.INFO)
     return boto3.Session()
 
 

@@ -443,7 +443,7 @@ def test_forbidden_call_names_verb_resource_and_remedy(script, access):
     text = str(caught.value)
     assert "patch nodes" in text
     assert 'User "dev" cannot patch resource "nodes"' in text
-    assert "cluster-access.yaml" in text
+    assert "rbac.yaml" in text
     assert access.asked == [False]
 
 

@@ -71,8 +71,8 @@ class InvalidInputError(PermanentError):
     """The input is wrong.
 
     Example:
-        >>> str(InvalidInputError("node", "is missing", "give the node's exact Kubernetes name"))
-        'node: is missing. Remedy: give the node's exact Kubernetes name.'
+        >>> str(InvalidInputError("node", "is missing", "name it exactly as Kubernetes does"))
+        'node: is missing. Remedy: name it exactly as Kubernetes does.'
     """
 
     def __init__(self, field: str, problem: str, remedy: str) -> None:

@@ -59,6 +59,11 @@ REMEDIES = {
     + "The policy's mode was lowered while the remediation ran. "
     + _UNCORDON,
     "execution_stopped": "The execution was stopped by hand. If the node is cordoned: " + _UNCORDON,
+    "concurrent_update": "The record, the guard or the node kept changing under the step: see who "
+    "else writes it, then start the remediation again by hand. " + _UNCORDON,
+    "illegal_transition": "Two runs worked on one incident, or a step ran out of its order: look "
+    "at the execution's history. " + _UNCORDON,
+    "invalid_input": "The reason names the wrong field and its remedy. " + _UNCORDON,
     "execution_failed": "Look at the execution in the Step Functions console. If the node is "
     "cordoned, repair it or start the remediation again by hand.",
 }

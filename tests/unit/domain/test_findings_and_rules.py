@@ -1,0 +1,311 @@
+"""Signals become findings, and rules become queries: the traps of the metrics, once."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodemend.domain.errors import InvalidInputError
+from nodemend.domain.faults import Family, FaultClass, FaultKind, Verdict
+from nodemend.domain.findings import (
+    Evidence,
+    Finding,
+    Sample,
+    add_findings,
+    by_urgency,
+    collapse,
+    for_cluster,
+    gpu_index_of,
+    gpu_uuid_of,
+    is_blank,
+    most_severe,
+    node_names_of,
+    xid_of,
+)
+from nodemend.domain.rules import (
+    Catalogue,
+    Rule,
+    XidEntry,
+    findings_of,
+    render_presence,
+    render_query,
+)
+
+NOW = datetime(2026, 5, 1, 10, 0, tzinfo=UTC)
+NAMES = {"xid": ("XID_A", "XID_B"), "temp": ("TEMP",)}
+XIDS = {79: XidEntry(79, "FALLEN", Verdict.FATAL, "reboot_node")}
+
+
+def rule(**changes: Any) -> Rule:
+    values: dict[str, Any] = {
+        "id": "r-1",
+        "family": Family.ECC,
+        "fault_class": FaultClass.XID,
+        "verdict": Verdict.SUSPECT,
+        "kind": FaultKind.EVENT,
+        "promql": "[[xid]] > 0",
+        "thresholds": {},
+        "summary": "XID $code ($name) on GPU $gpu, $value",
+        "why": "because",
+        "source": "us",
+        "is_verdict_by_xid": True,
+    }
+    return Rule(**(values | changes))
+
+
+def sample(value: float = 79, **labels: str) -> Sample:
+    return Sample({"Hostname": "n1", "UUID": "GPU-1", "gpu": "0", **labels}, float(value), NOW)
+
+
+def judge(*samples: Sample, **changes: Any) -> tuple[Finding, ...]:
+    return findings_of(rule(**changes), samples, cluster="c", query="q", xids=XIDS)
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.case("R86")
+@pytest.mark.parametrize(
+    ("value", "blank"),
+    [
+        (0x7FFFFFF0, True),
+        (0x7FFFFFF1, True),
+        (9223372036854775792, True),
+        (9.223372036854776e18, True),
+        (140737488355328.0, True),
+        (float("nan"), True),
+        (float("inf"), True),
+        (float("-inf"), True),
+        (2147483631, False),
+        (0, False),
+        (-1, False),
+        (95.5, False),
+    ],
+)
+def test_r86_d6_blanks_are_no_measurements(value: float, blank: bool) -> None:
+    assert is_blank(value) is blank
+
+
+@pytest.mark.parametrize(
+    ("labels", "value", "code"),
+    [
+        ({"err_code": "31"}, 79, 31),
+        ({"xid": "62"}, 1, 62),
+        ({"err_code": "79", "xid": "62"}, 1, 79),
+        ({"err_code": ""}, 79, 79),
+        ({"err_code": "none"}, 79, 79),
+        ({"err_code": "²"}, 79, 79),
+        ({}, 79, 79),
+        ({}, 0, None),
+        ({}, 1024, None),
+        ({}, 79.5, None),
+        ({}, float("nan"), None),
+        ({}, float("inf"), None),
+    ],
+)
+def test_an_xid_is_read_from_the_label_and_else_from_the_value(
+    labels: dict[str, str], value: float, code: int | None
+) -> None:
+    assert xid_of(Sample(labels, float(value), NOW)) == code
+
+
+@given(st.dictionaries(st.sampled_from(["err_code", "xid"]), st.text(max_size=4)), st.floats())
+def test_no_label_and_no_value_breaks_the_reading_of_an_xid(
+    labels: dict[str, str], value: float
+) -> None:
+    code = xid_of(Sample(labels, value, NOW))
+    assert code is None or code >= 0
+
+
+@pytest.mark.case("D12")
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        ({"Hostname": "n1"}, ("n1",)),
+        ({"hostname": "n1"}, ("n1",)),
+        ({"node": "n1", "Hostname": "exporter-pod"}, ("n1", "exporter-pod")),
+        ({"node": "n1", "Hostname": "n1", "kubernetes_node": "n1"}, ("n1",)),
+        ({"instance_id": "i-1", "node": ""}, ("i-1",)),
+        ({"instance": "10.0.0.1:9400", "exported_instance": "x"}, ()),
+        ({}, ()),
+    ],
+)
+def test_d12_a_node_may_be_named_by_several_labels(
+    labels: dict[str, str], names: tuple[str, ...]
+) -> None:
+    assert node_names_of(labels) == names
+
+
+def test_a_gpu_is_told_by_uuid_and_index_under_their_aliases() -> None:
+    assert gpu_uuid_of({"UUID": "", "uuid": "b", "gpu_uuid": "c"}) == "b"
+    assert gpu_index_of({"gpu": "", "neuron_device_index": "7"}) == "7"
+    assert (gpu_uuid_of({}), gpu_index_of({})) == ("", "")
+
+
+# --- findings -------------------------------------------------------------------------------------
+
+
+def test_a_sample_becomes_a_finding_with_all_its_evidence() -> None:
+    (found,) = judge(sample(3, xid="79"))
+    assert found == Finding(
+        cluster="c",
+        node_names=("n1",),
+        fault_class=FaultClass.XID,
+        verdict=Verdict.FATAL,
+        kind=FaultKind.EVENT,
+        evidence=Evidence("r-1", "q", 3, NOW, sample(3, xid="79").labels),
+        gpu_uuid="GPU-1",
+        gpu_index="0",
+        code=79,
+        summary="XID 79 (FALLEN) on GPU 0, 3",
+    )
+    assert found.key == "xid/GPU-1/79"
+
+
+def test_the_table_decides_only_where_the_rule_says_so_and_the_code_is_known() -> None:
+    assert judge(sample(xid="500"))[0].verdict is Verdict.SUSPECT
+    assert judge(sample(xid="500"))[0].summary == "XID 500 (unknown) on GPU 0, 79"
+    assert judge(sample(xid="79"), is_verdict_by_xid=False)[0].verdict is Verdict.SUSPECT
+
+
+def test_a_sample_that_names_no_xid_is_no_xid() -> None:
+    assert judge(sample(0)) == ()
+
+
+def test_other_faults_have_no_code() -> None:
+    (found,) = judge(sample(95.5), fault_class=FaultClass.THERMAL, summary="GPU $gpu $value $code")
+    assert (found.code, found.key) == (None, "thermal/GPU-1/-")
+    assert found.summary == "GPU 0 95.5 ?"
+
+
+def test_a_gpu_without_labels_is_still_a_finding() -> None:
+    (found,) = findings_of(rule(), (Sample({}, 79.0, NOW),), cluster="c", query="q", xids=XIDS)
+    assert (found.node_names, found.gpu_uuid, found.gpu_index) == ((), "", "")
+    assert found.key == "xid/node/79"
+    assert "GPU ?" in found.summary
+
+
+def test_without_a_uuid_the_index_tells_gpus_apart() -> None:
+    labels = {"Hostname": "n1", "gpu": "4"}
+    (found,) = findings_of(rule(), (Sample(labels, 79.0, NOW),), cluster="c", query="q", xids={})
+    assert found.key == "xid/gpu4/79"
+
+
+@pytest.mark.case("D8")
+def test_d8_rows_of_mig_instances_are_one_gpu() -> None:
+    rows = [sample(GPU_I_ID=str(number)) for number in range(7)]
+    assert len(judge(*rows)) == 1
+    # Two nodes may have GPUs of one index, and one GPU two codes.
+    other = sample(Hostname="n2")
+    assert len(judge(*rows, other, sample(xid="48"))) == 3
+
+
+@pytest.mark.case("D6")
+def test_d6_a_blank_value_makes_no_finding() -> None:
+    assert judge(sample(9.22e18, xid="79"), sample(float("nan"), xid="79")) == ()
+
+
+def finding(verdict: Verdict, at: datetime = NOW, gpu: str = "GPU-1") -> Finding:
+    return Finding(
+        "c",
+        ("n1",),
+        FaultClass.XID,
+        verdict,
+        FaultKind.EVENT,
+        Evidence("r", "q", 1, at),
+        gpu,
+        "0",
+        79,
+    )
+
+
+def test_severity_then_time_then_key_decides() -> None:
+    later = NOW + timedelta(seconds=1)
+    degraded = finding(Verdict.DEGRADED, NOW - timedelta(days=1))
+    late, b, a = (
+        finding(Verdict.FATAL, later),
+        finding(Verdict.FATAL, gpu="B"),
+        finding(Verdict.FATAL, gpu="A"),
+    )
+    assert by_urgency([degraded, late, b, a]) == (a, b, late, degraded)
+    assert most_severe([degraded, late, b, a]) == a
+    with pytest.raises(ValueError, match="empty"):
+        most_severe([])
+
+
+def test_repeats_are_no_new_findings() -> None:
+    first = finding(Verdict.FATAL)
+    again = finding(Verdict.FATAL, NOW + timedelta(hours=1))
+    assert add_findings((first,), [again]) == (first,)
+    assert collapse([first, again]) == (first,)
+    other = finding(Verdict.FATAL, gpu="B")
+    assert add_findings((first,), [other, other]) == (first, other)
+
+
+def test_a_finding_moves_to_the_clusters_name_that_the_policy_uses() -> None:
+    assert for_cluster(finding(Verdict.FATAL), "x").cluster == "x"
+
+
+# --- queries --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("promql", "matcher", "query"),
+    [
+        ("[[temp]] > 90", "", "TEMP > 90"),
+        ("[[temp]] > 90", 'cluster="a"', 'TEMP{cluster="a"} > 90'),
+        ('[[temp|pod!=""]]', 'cluster="a"', 'TEMP{pod!="",cluster="a"}'),
+        ("[[xid]]", "", '{__name__=~"XID_A|XID_B"}'),
+        (
+            '[[xid|x="1"]] - [[xid]]',
+            'cluster="a"',
+            '{__name__=~"XID_A|XID_B",x="1",cluster="a"} - {__name__=~"XID_A|XID_B",cluster="a"}',
+        ),
+        ("[[temp]]\n   >\n 1", "", "TEMP > 1"),
+        ("[[temp]][${window_s}s] > $limit", "", "TEMP[300s] > 0.5"),
+    ],
+)
+def test_a_template_becomes_one_line_for_one_cluster(promql: str, matcher: str, query: str) -> None:
+    numbers = {"window_s": 300.0, "limit": 0.5}
+    rendered = render_query(rule(promql=promql, thresholds=numbers), NAMES, matcher=matcher)
+    assert rendered == query
+
+
+def test_the_policys_numbers_replace_the_catalogues() -> None:
+    hot = rule(promql="[[temp]] > $a + $b", thresholds={"a": 1, "b": 2})
+    assert render_query(hot, NAMES, thresholds={"b": 7.25}) == "TEMP > 1 + 7.25"
+
+
+def test_the_labels_of_the_workload_are_aggregated_away() -> None:
+    query = render_query(rule(promql="max without ($workload) ([[temp]])"), NAMES)
+    for label in ("pod", "namespace", "GPU_I_ID", "instance", "err_msg"):
+        assert label in query
+    for label in ("UUID", "Hostname", "gpu,"):
+        assert label not in query
+
+
+def test_a_template_without_its_number_names_the_rule_and_the_number() -> None:
+    with pytest.raises(InvalidInputError, match=r"rules.r-1.thresholds: limit has no value"):
+        render_query(rule(promql="[[temp]] > $limit"), NAMES)
+
+
+def test_a_template_with_an_unknown_metric_names_both() -> None:
+    with pytest.raises(InvalidInputError, match=r"rules.r-1.promql: metric 'gone' is unknown"):
+        render_query(rule(promql="[[gone]]"), NAMES)
+
+
+def test_presence_counts_the_series_of_one_metric() -> None:
+    seen = rule(presence="temp")
+    assert (
+        render_presence(seen, NAMES, 'UUID="a",cluster="c"') == 'count(TEMP{UUID="a",cluster="c"})'
+    )
+
+
+def test_a_rule_is_found_by_id_or_the_known_ones_are_named() -> None:
+    catalogue = Catalogue((rule(), rule(id="r-2", family=Family.THERMAL)), NAMES)
+    assert catalogue.rule("r-2").family is Family.THERMAL
+    assert [one.id for one in catalogue.of_family(Family.ECC)] == ["r-1"]
+    with pytest.raises(InvalidInputError, match=r"'r-3' is not in the catalogue.*r-1, r-2"):
+        catalogue.rule("r-3")
