@@ -32,7 +32,9 @@ def main(arguments: list[str] | None = None) -> int:
     run = commands.add_parser("run", help="run a scenario and judge it")
     run.add_argument("scenario", type=Path, help="a YAML file, see local/scenarios")
     run.add_argument("--json", type=Path, metavar="OUT", help="write the result here")
-    run.add_argument("--logs", type=Path, metavar="DIR", help="keep the functions' logs here")
+    run.add_argument(
+        "--logs", type=Path, metavar="DIR", help="keep the functions' logs in DIR/logs"
+    )
     run.add_argument(
         "--api-fault",
         type=api_fault,
@@ -47,6 +49,9 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.ERROR)
     # What the emulation meets while functions fail on purpose is told by the timeline.
     logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
+    if options.json and not options.json.absolute().parent.is_dir():
+        print(f"{options.json}: there is no folder {options.json.parent}", file=sys.stderr)
+        return 2
     try:
         scenario = load_scenario(options.scenario)
         console.print(f"[bold]{scenario.name}[/bold]  {scenario.description}".rstrip())
@@ -81,7 +86,7 @@ def _show(console: Console, result: ResultDocument) -> None:
     if not result.incidents:
         console.print("No incident was opened, and no node was touched.")
     for incident in result.incidents:
-        console.print(f"{incident.node}: {incident.outcome}. {incident.text}", markup=False)
+        console.print(f"{incident.outcome}: {incident.text}", markup=False)
         if incident.remedy:
             console.print(f"What a person must do: {incident.remedy}", markup=False)
     for why in result.expectation.why:

@@ -28,6 +28,8 @@ _ACTIONS = {
     ("cordon_node", "patch"): "cordon",
     ("drain_node", "evict"): "evict",
     ("release_node", "patch"): "release",
+    ("drain_node", "patch"): "release",
+    ("start_repair", "patch"): "release",
     ("start_repair", "TerminateInstanceInAutoScalingGroup"): "replace",
 }
 """What a function's call means, in the words of a scenario's `expect.actions`."""
@@ -123,7 +125,8 @@ def _watch(
             continue
         if time.monotonic() - watch.last_change >= scenario.limits.settle_s:
             return
-    say("the rehearsal's time is up")
+    if timeline.error is None:
+        say("the rehearsal's time is up")
 
 
 def _tell_news(world: World, watch: _Watch, say: Callable[[str], None]) -> None:
@@ -144,10 +147,12 @@ def _line(event: RecordedEvent) -> str:
     detail = event.detail
     if event.detail_type == "GPU Fault Detected":
         found = "; ".join(f["summary"] for f in detail["findings"])
-        return f"{event.detail_type}: {found} ({detail['findings'][0]['node_names']})"
+        names = detail["findings"][0]["node_names"]
+        return f"{event.detail_type} on {names[0] if names else '(no node)'}: {found}"
     if event.detail_type == "Scan Blind":
         first = detail["rules"][0]
-        return f"{event.detail_type}: {len(detail['rules'])} rules, {first['reason']['text']}"
+        blind = ", ".join(rule["rule_id"] for rule in detail["rules"])
+        return f"{event.detail_type}: {blind}: {first['reason']['text']}"
     outcome = f" {detail['outcome']}" if detail.get("outcome") else ""
     dry = " (dry run)" if detail.get("dry_run") else ""
     return f"{event.detail_type}{outcome}{dry}: {detail['reason']['text']}"

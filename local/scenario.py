@@ -7,9 +7,22 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from local.amp.exporter import FaultKind
+from nodemend.catalogue import load_catalogue
+from nodemend.contracts.policy import check_rules, parse_policy
+from nodemend.domain.errors import PolicyInvalidError
+from nodemend.domain.events import DetailType
+
+REGION = "us-east-1"
+"""Where everything is."""
 
 
 class ScenarioError(ValueError):
@@ -157,7 +170,7 @@ class Person(_Model):
 class When(_Model):
     """Wait for an event before `at_s` counts."""
 
-    event: str = Field(description="A detail-type, e.g. Incident Opened.")
+    event: DetailType = Field(description="A detail-type, e.g. Incident Opened.")
 
 
 class TimelineEntry(_Model):
@@ -194,7 +207,7 @@ class Expect(_Model):
     untouched: tuple[str, ...] = Field(
         default=(), description="Nodes (GROUP/INDEX) that nobody may have changed; all: every one."
     )
-    events: tuple[str, ...] = Field(
+    events: tuple[DetailType, ...] = Field(
         default=(), description="Detail-types that must have been sent, in this order."
     )
 
@@ -229,7 +242,9 @@ class ScenarioDocument(_Model):
     description: str = ""
     clusters: tuple[Cluster, ...] = Field(min_length=1, max_length=1)
     policy: dict[str, Any] = Field(
-        default={}, description="The policy document; its clusters are filled in."
+        default={},
+        description="The policy document, as it is in production; its clusters are replaced by "
+        "the emulated one.",
     )
     start: Start = Start()
     timeline: tuple[TimelineEntry, ...] = ()
@@ -243,6 +258,14 @@ class ScenarioDocument(_Model):
     def cluster(self) -> Cluster:
         """The scenario's cluster."""
         return self.clusters[0]
+
+    @property
+    def full_policy(self) -> dict[str, Any]:
+        """The policy document as it is deployed here."""
+        cluster = self.cluster
+        named = {"name": cluster.name, "workspace": cluster.workspace, "region": REGION}
+        matcher = f'cluster="{cluster.name}"'
+        return {"schema_version": 1, **self.policy, "clusters": [{**named, "matcher": matcher}]}
 
 
 def load_scenario(path: Path) -> ScenarioDocument:
@@ -258,10 +281,22 @@ def load_scenario(path: Path) -> ScenarioDocument:
     except yaml.YAMLError as error:
         raise ScenarioError(f"{path} is no YAML: {error}") from error
     try:
-        return ScenarioDocument.model_validate(raw)
+        scenario = ScenarioDocument.model_validate(raw)
     except ValidationError as error:
         problems = "; ".join(
             f"{'.'.join(str(part) for part in e['loc']) or 'document'}: {e['msg']}"
             for e in error.errors(include_url=False)
         )
         raise ScenarioError(f"{path}: {problems}") from error
+    _check_policy(scenario, path)
+    return scenario
+
+
+def _check_policy(scenario: ScenarioDocument, path: Path) -> None:
+    """Check the policy as its deployment would, before anything is started."""
+    try:
+        policy = parse_policy(scenario.full_policy, "rehearsal")
+        rules = load_catalogue().rules
+        check_rules(policy, {rule.id: tuple(rule.thresholds) for rule in rules})
+    except PolicyInvalidError as error:
+        raise ScenarioError(f"{path}: policy: {error}") from error

@@ -77,8 +77,9 @@ class Timeline:
         if entry.inject is not None:
             node = fleet.node_name(entry.inject.node)
             fleet.exporters.inject(node, entry.inject.gpu, entry.inject.kind, **entry.inject.params)
-            told = " ".join(f"{k} {v}" for k, v in entry.inject.params.items())
-            self._announce(f"fault: {entry.inject.kind} {told} on {node} GPU {entry.inject.gpu}")
+            told = "".join(f" {key} {value}" for key, value in entry.inject.params.items())
+            gpu = "all GPUs" if entry.inject.gpu is None else f"GPU {entry.inject.gpu}"
+            self._announce(f"fault: {entry.inject.kind}{told} on {gpu} of {node}")
         elif entry.clear is not None:
             node = fleet.node_name(entry.clear.node)
             fleet.exporters.clear(node, entry.clear.gpu, entry.clear.kind)

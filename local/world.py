@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import yaml
 
@@ -23,11 +23,10 @@ from local.fleet import SceneFleet, emulated_cluster
 from local.identity import Identities
 from local.kubernetes import User
 from local.rbac import load_rbac
-from local.scenario import ScenarioDocument
+from local.scenario import REGION, ScenarioDocument
 from local.sigv4 import SignatureError, verify_eks_token
 
 ROOT = Path(__file__).resolve().parent.parent
-REGION = "us-east-1"
 NODEMEND_GROUP = "nodemend"
 """The Kubernetes group of cluster-access.yaml's access entry."""
 
@@ -139,15 +138,5 @@ class World:
         self._exits.callback(self.stack.stop)
         kubernetes = self.fleet.kubernetes
         self.stack.register_cluster(self._scenario.cluster.name, kubernetes.url, kubernetes.ca_pem)
-        self.stack.deploy_policy(yaml.safe_dump(self.policy()))
+        self.stack.deploy_policy(yaml.safe_dump(self._scenario.full_policy))
         self.amp.wait_until_scraped()
-
-    def policy(self) -> dict[str, Any]:
-        """Return the scenario's policy with its cluster filled in."""
-        cluster = self._scenario.cluster
-        named = {"name": cluster.name, "workspace": cluster.workspace, "region": REGION}
-        return {
-            "schema_version": 1,
-            "clusters": [{**named, "matcher": f'cluster="{cluster.name}"'}],
-            **self._scenario.policy,
-        }

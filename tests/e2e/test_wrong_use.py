@@ -4,6 +4,7 @@ import json
 import time
 
 import pytest
+import yaml
 
 from local.calls import ApiFault
 from local.scenario import load_scenario
@@ -154,3 +155,35 @@ def test_stopping_the_execution_in_the_console_closes_the_incident(world):
         ]
         time.sleep(0.1)
     assert closed[0]["outcome"] == "ABORTED_BY_OPERATOR"
+
+
+@pytest.mark.first
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"policy": {"modee": "enforce"}}, "modee"),
+        ({"policy": {"rules": {"no-such": {}}}}, "no-such"),
+        (
+            {"timeline": [{"when": {"event": "Incident Openedd"}, "person": {"do": "cordon"}}]},
+            "when",
+        ),
+        ({"expect": {}}, "expect"),
+    ],
+)
+def test_what_is_wrong_in_a_rehearsal_is_told_before_anything_starts(
+    run_scenario, tmp_path, change, told
+):
+    scenario = yaml.safe_load((SCENARIOS / "by_hand.yaml").read_text())
+    path = tmp_path / "changed.yaml"
+    path.write_text(yaml.safe_dump({**scenario, **change}))
+    run = run_scenario(path)
+    assert run.status == 2
+    assert told in run.text
+    assert "Traceback" not in run.text
+
+
+@pytest.mark.first
+def test_a_folder_that_is_missing_is_told_before_anything_starts(run_scenario, tmp_path):
+    run = run_scenario(SCENARIOS / "by_hand.yaml", "--json", str(tmp_path / "none" / "out.json"))
+    assert run.status == 2
+    assert "there is no folder" in run.text

@@ -91,11 +91,11 @@ class MemoryIncidents:
             record.outbox |= outbox
             return replace(saved, new_events=())
 
-    def list_open(self, cluster: str) -> Sequence[Incident]:
+    def list_open(self, cluster: str | None) -> Sequence[Incident]:
         with self._lock:
             incidents = [record.incident for record in self.records.values()]
         return sorted(
-            (one for one in incidents if one.cluster == cluster and not one.is_closed),
+            (one for one in incidents if cluster in (None, one.cluster) and not one.is_closed),
             key=lambda one: (one.opened_at, one.id),
         )
 

@@ -218,6 +218,7 @@ def test_open_incidents_are_those_of_the_cluster_that_are_not_closed_oldest_firs
     incidents.save(closed(stored(ended)))
     assert [one.id for one in incidents.list_open(CLUSTER)] == ["01A", "01C", "01B"]
     assert incidents.list_open("train-c") == []
+    assert [one.id for one in incidents.list_open(None)] == ["01A", "01C", "01E", "01B"]
 
 
 def test_more_open_incidents_than_one_batch_holds_are_all_listed(incidents: Incidents) -> None:
@@ -225,6 +226,7 @@ def test_more_open_incidents_than_one_batch_holds_are_all_listed(incidents: Inci
     for incident_id in ids:
         incidents.create(waiting(incident_id))
     assert [one.id for one in incidents.list_open(CLUSTER)] == ids
+    assert [one.id for one in incidents.list_open(None)] == ids
 
 
 # --- the node's one incident --------------------------------------------------------------------
@@ -427,7 +429,8 @@ def test_one_unreadable_record_does_not_hide_the_other_open_incidents(
 ) -> None:
     unreadable(dynamo, dynamodb, "01BROKEN")
     dynamo.create(waiting("01FINE"))
-    assert [one.id for one in dynamo.list_open(CLUSTER)] == ["01FINE"]
+    for cluster in (CLUSTER, None):
+        assert [one.id for one in dynamo.list_open(cluster)] == ["01FINE"]
     assert "01BROKEN" in caplog.text
 
 
@@ -593,6 +596,7 @@ def test_each_method_raises_only_the_domains_errors(
         ("GetItem", lambda: dynamo.get("01A")),
         ("UpdateItem", lambda: dynamo.save(incident)),
         ("Query", lambda: dynamo.list_open(CLUSTER)),
+        ("Scan", lambda: dynamo.list_open(None)),
         ("PutItem", lambda: dynamo.claim_instance("i-1", "01A")),
         ("BatchGetItem", lambda: dynamo.handled_until(CLUSTER, NODE, ["k"])),
         ("PutItem", lambda: dynamo.mark_handled(CLUSTER, NODE, ["k"], START)),

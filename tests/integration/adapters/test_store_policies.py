@@ -6,14 +6,16 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from botocore.exceptions import NoCredentialsError
 
 from nodemend.adapters.policy_appconfig import AppConfigPolicies
 from nodemend.application.ports import Policies
-from nodemend.domain.errors import PolicyInvalidError
+from nodemend.domain.errors import AwsForbiddenError, AwsUnavailableError, PolicyInvalidError
 from nodemend.domain.faults import Mode
 from nodemend.domain.policy import ClusterPolicy, Policy, PolicySource
 from tests.fakes.aws import aws_client
@@ -41,6 +43,8 @@ class AppConfigData:
     """How many of the next answers to GetLatestConfiguration get lost, their tokens spent."""
     fail: int = 0
     """HTTP status of every answer while it is set."""
+    code: str = "InternalServerException"
+    """The error's name in these answers."""
     calls: list[str] = field(default_factory=list)
     tokens: dict[str, bytes | None] = field(default_factory=dict)
     """What the session of a token has seen already."""
@@ -48,7 +52,7 @@ class AppConfigData:
     def start_session(self) -> tuple[int, dict[str, str], bytes]:
         self.calls.append("start")
         if self.fail:
-            return self.error(self.fail, "InternalServerException", {"Message": "told to"})
+            return self.error(self.fail, self.code, {"Message": "told to"})
         body = json.dumps({"InitialConfigurationToken": self._issue(None)}).encode()
         return 201, {"Content-Type": "application/json"}, body
 
@@ -56,7 +60,7 @@ class AppConfigData:
         """Return (status, headers, body); None: the connection breaks."""
         self.calls.append("get")
         if self.fail:
-            return self.error(self.fail, "InternalServerException", {"Message": "told to"})
+            return self.error(self.fail, self.code, {"Message": "told to"})
         if token not in self.tokens:
             return self.error(400, "BadRequestException", BAD_TOKEN)
         seen = self.tokens.pop(token)
@@ -296,37 +300,61 @@ def test_one_lost_answer_does_not_stick(
     assert data.calls == ["start", "get", "get", "get", "start", "get"]
 
 
-def test_answers_that_keep_getting_lost_are_unreadable_and_not_dry_run(
+def test_answers_that_keep_getting_lost_are_trouble_on_the_way_and_not_dry_run(
     make: Callable[..., AppConfigPolicies], data: AppConfigData
 ) -> None:
     data.content, data.lose = b"mode: enforce", 99
     policies = make()
-    with pytest.raises(PolicyInvalidError, match="unreadable"):
+    with pytest.raises(AwsUnavailableError, match="appconfig:GetLatestConfiguration"):
         policies.current()
     data.lose = 0
     assert policies.current().mode is Mode.ENFORCE
 
 
-def test_an_appconfig_that_fails_is_unreadable_with_or_without_a_policy_before(
-    make: Callable[..., AppConfigPolicies], data: AppConfigData
+@pytest.mark.parametrize(
+    ("status", "code", "error"),
+    [
+        (500, "InternalServerException", AwsUnavailableError),
+        (503, "ServiceUnavailableException", AwsUnavailableError),
+        (429, "ThrottlingException", AwsUnavailableError),
+        (400, "ThrottlingException", AwsUnavailableError),
+        (403, "AccessDeniedException", AwsForbiddenError),
+        (400, "UnrecognizedClientException", AwsForbiddenError),
+    ],
+)
+def test_an_appconfig_that_cannot_be_asked_says_nothing_of_the_policy(
+    make: Callable[..., AppConfigPolicies],
+    data: AppConfigData,
+    status: int,
+    code: str,
+    error: type[Exception],
 ) -> None:
-    data.fail = 500
+    data.fail, data.code = status, code
     policies = make()
-    with pytest.raises(PolicyInvalidError, match="unreadable"):
+    with pytest.raises(error, match=f"appconfig:GetLatestConfiguration: {code}"):
         policies.current()
     data.fail, data.content = 0, b"mode: enforce"
     policies.current()
-    data.fail = 503
+    data.fail = status
     expire(policies)
-    with pytest.raises(PolicyInvalidError, match="unreadable"):
+    with pytest.raises(error, match=f"appconfig:GetLatestConfiguration: {code}"):
         policies.current()
 
 
-def test_no_connection_is_unreadable(make: Callable[..., AppConfigPolicies]) -> None:
+def test_no_connection_says_nothing_of_the_policy(make: Callable[..., AppConfigPolicies]) -> None:
     client = aws_client("appconfigdata", endpoint_url="http://127.0.0.1:1")
-    with pytest.raises(PolicyInvalidError, match="unreadable"):
+    with pytest.raises(AwsUnavailableError, match="appconfig:GetLatestConfiguration"):
         make(client=client).current()
     client.close()
+
+
+def test_no_credentials_are_a_denial(make: Callable[..., AppConfigPolicies]) -> None:
+    def refuse(**_: str) -> None:
+        raise NoCredentialsError
+
+    client = SimpleNamespace(start_configuration_session=refuse)
+    with pytest.raises(AwsForbiddenError, match="appconfig:GetLatestConfiguration"):
+        make(client=client).current()
 
 
 @pytest.mark.parametrize("how", ["not_found", "bad_request", "empty"])

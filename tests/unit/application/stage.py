@@ -24,6 +24,7 @@ from nodemend.application.watch_incidents import WatchPorts
 from nodemend.catalogue import load_catalogue
 from nodemend.contracts.dispatch import DispatchHint, DispatchIncidentsRequest
 from nodemend.domain.capacity import IN_SERVICE, AutoScalingGroup
+from nodemend.domain.cordon import cordon_patch, plan_ownership
 from nodemend.domain.faults import FaultClass, FaultKind, Mode, Rung, Verdict
 from nodemend.domain.findings import Evidence, Finding, Sample
 from nodemend.domain.incidents import Incident, IncidentState, Origin, TimelineEntry
@@ -44,6 +45,8 @@ GROUP = "gpu-a"
 INSTANCE_TYPE = "p5.48xlarge"
 CLUSTER_POLICY = ClusterPolicy(CLUSTER, "ws-1", "eu-central-1")
 PODS = "ml"
+CARRIES_CORDON = frozenset({IncidentState.REPAIRING, IncidentState.CHECKING})
+"""States that begin with our cordon on a node that is still there."""
 
 
 class CrashError(BaseException):
@@ -472,6 +475,8 @@ class Stage:
             verify_since=self.clock.now(),
             **changes,
         )
+        if state in CARRIES_CORDON and not self.incident(request.incident_id).dry_run:
+            self.cordon_as(request.incident_id, number)
         self.outbox.publish(request.incident_id)
         self.cluster.faults.calls.clear()
         self.capacity.faults.calls.clear()
@@ -481,6 +486,12 @@ class Stage:
     def request(self, incident_id: str) -> Request:
         """Return the request of the incident's own execution."""
         return Request(incident_id, self.executions.arn_of(incident_id))
+
+    def cordon_as(self, incident_id: str, number: int = 1) -> None:
+        """Put an incident's own cordon on a node, as CordonNode does."""
+        node = self.node(number)
+        patch = cordon_patch(node, plan_ownership(node, incident_id))
+        assert self.cluster.patch_node(node.ref.name, patch)
 
     def cordon_by_hand(self, number: int = 1) -> None:
         """Let an administrator cordon a node."""
@@ -504,7 +515,7 @@ class Stage:
         self.capacity.replace_instance(CLUSTER, instance_id(number), instance_id(newcomer))
         self.cluster.remove_node(node_name(number))
         self.cluster.add_node(gpu_node(newcomer, created_at=self.clock.now(), **changes))
-        self.metrics.answer("count(count by (UUID)", samples({}, value=8))
+        self.metrics.answer("count(count by (UUID", samples({}, value=8))
 
 
 def enforce(**changes: Any) -> Policy:

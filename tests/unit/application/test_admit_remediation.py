@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from nodemend.domain.errors import (
+    AwsUnavailableError,
     ClusterForbiddenError,
     ClusterUnavailableError,
     ConcurrentUpdateError,
@@ -14,7 +15,7 @@ from nodemend.domain.errors import (
     LeaseLostError,
     SupersededError,
 )
-from nodemend.domain.faults import FaultClass, Mode, Rung
+from nodemend.domain.faults import FaultClass, Mode, Rung, Verdict
 from nodemend.domain.guard import release
 from nodemend.domain.incidents import IncidentState, Outcome
 from nodemend.domain.policy import Limits, MaxUnavailable
@@ -32,6 +33,7 @@ from tests.unit.application.stage import (
     enforce,
     node_name,
     times_sent,
+    xid_finding,
 )
 
 
@@ -161,6 +163,40 @@ def test_by_hand_a_node_that_has_an_incident_is_rejected_with_its_name() -> None
     assert len(stage.events("Incident Rejected")) == 1
     assert stage.incidents.open_by_node[CLUSTER, "uid-1"] == other
     assert stage.mutations() == []
+
+
+def test_by_hand_a_record_that_was_not_stored_leaves_no_pointer_on_the_node() -> None:
+    stage = Stage()
+    original = stage.incidents.create
+
+    def create(_: Any) -> bool:
+        raise AwsUnavailableError("throttled")
+
+    stage.incidents.create = create  # type: ignore[assignment, method-assign]
+    with pytest.raises(AwsUnavailableError):
+        run.admit(stage, BY_HAND, HAND)
+
+    assert stage.incidents.open_by_node == {}
+    stage.incidents.create = original  # type: ignore[method-assign]
+    assert run.open_for(stage, xid_finding()) is not None
+
+
+def test_by_hand_the_persons_word_decides_whatever_a_scan_attaches_before_the_slot() -> None:
+    stage = Stage()
+    stage.cluster.faults.fail("list", ClusterUnavailableError("timed out"), target="nodes")
+    with pytest.raises(ClusterUnavailableError):
+        run.admit(stage, BY_HAND, HAND)
+    suspicion = xid_finding(code=63, verdict=Verdict.SUSPECT)
+    assert run.open_for(stage, suspicion) == "hand-1"
+
+    assert run.admit(stage, BY_HAND, HAND).next == "verify"
+
+    incident = stage.incident("hand-1")
+    assert len(incident.findings) == 1
+    assert (incident.fault_class, incident.plan) == (
+        FaultClass.MANUAL,
+        (Rung.REPLACE, Rung.HUMAN),
+    )
 
 
 def test_by_hand_the_pointer_of_a_closed_incident_stands_in_nobodys_way() -> None:

@@ -113,6 +113,26 @@ def test_other_peoples_taints_stay_with_the_time_they_were_added() -> None:
     assert theirs in stage.node().taints
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"is_deleting": True}, {"taints": (Taint("ToBeDeletedByClusterAutoscaler", "NoSchedule"),)}],
+    ids=["deleting", "cluster-autoscaler"],
+)
+@pytest.mark.parametrize("mode", [Mode.ENFORCE, Mode.CORDON_ONLY])
+def test_a_remediator_that_came_after_the_second_look_is_left_alone(
+    mode: Mode, change: dict[str, Any]
+) -> None:
+    stage, request = cordoning(mode=mode)
+    stage.cluster.change_node(node_name(1), lambda node: replace(node, **change))
+
+    assert run.cordon(stage, request).next == "close"
+
+    verdict = stage.incident(request.incident_id).verdict
+    assert verdict is not None
+    assert (verdict[0], verdict[1].code) == (Outcome.SKIPPED, "other_remediator")
+    assert stage.mutations() == []
+
+
 def test_the_cordon_of_an_earlier_incident_is_not_taken_for_an_administrators() -> None:
     stage, request = cordoning()
     node = stage.node()

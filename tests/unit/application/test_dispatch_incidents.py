@@ -15,7 +15,8 @@ from nodemend.domain.errors import (
     ConcurrentUpdateError,
     PolicyInvalidError,
 )
-from nodemend.domain.faults import FaultClass, Mode, Rung
+from nodemend.domain.faults import FaultClass, Mode, Rung, Verdict
+from nodemend.domain.guard import Slot, release
 from nodemend.domain.incidents import IncidentState, Outcome
 from nodemend.domain.policy import (
     ClusterPolicy,
@@ -159,6 +160,24 @@ def test_r75_a_fault_without_a_plan_is_observed_and_takes_no_slot() -> None:
     assert stage.guards.load(CLUSTER).slots == {}
 
 
+@pytest.mark.case("R75")
+@pytest.mark.parametrize(("code", "verdict"), [(31, Verdict.APPLICATION), (63, Verdict.SUSPECT)])
+def test_r75_a_code_without_a_remedy_is_observed_and_nothing_is_cordoned(
+    code: int, verdict: Verdict
+) -> None:
+    stage = Stage()
+    incident_id = stage.wait(1, xid_finding(code=code, verdict=verdict))
+
+    dispatch(stage)
+
+    incident = stage.incident(incident_id)
+    assert incident.outcome is Outcome.OBSERVED
+    assert incident.reason is not None
+    assert incident.reason.code == f"{verdict}_only"
+    assert stage.mutations() == []
+    assert stage.executions.started == []
+
+
 @pytest.mark.case("R25")
 def test_a_waiter_whose_node_is_gone_or_another_one_is_superseded() -> None:
     stage = Stage()
@@ -248,7 +267,7 @@ def test_a_lost_start_is_made_good_after_two_minutes() -> None:
     def start(_: str) -> str:
         raise AwsUnavailableError("throttled")
 
-    stage.executions.start = start  # type: ignore[method-assign]
+    stage.executions.start = start  # type: ignore[assignment, method-assign]
     with pytest.raises(AwsUnavailableError):
         dispatch(stage)
     assert stage.incident(incident_id).state is IncidentState.ADMITTED
@@ -323,6 +342,57 @@ def test_two_dispatchers_never_both_give_the_last_slot() -> None:
     guard = stage.guards.load(CLUSTER)
     assert (len(guard.slots), len(guard.replacements)) == (1, 1)
     assert len(stage.executions.started) == 1
+
+
+def test_a_fleet_that_changed_before_the_guard_was_written_is_looked_at_again() -> None:
+    stage = Stage(policy=enforce(limits=ONE))
+    waiting = stage.wait(1)
+    original = stage.cluster.list_gpu_nodes
+
+    def list_gpu_nodes() -> Any:
+        seen = original()
+        stage.cluster.list_gpu_nodes = original  # type: ignore[method-assign]
+        # Meanwhile another incident ran to its end: its slot came and went, its cordon stays.
+        other = stage.wait(2)
+        guard = stage.guards.load(CLUSTER)
+        now = stage.clock.now()
+        slot = Slot(other, "uid-2", node_name(2), GROUP, now, now)
+        assert stage.guards.store(replace(guard, slots={"uid-2": slot}))
+        stage.cordon_as(other, 2)
+        assert stage.guards.store(release(stage.guards.load(CLUSTER), other))
+        return seen
+
+    stage.cluster.list_gpu_nodes = list_gpu_nodes  # type: ignore[assignment, method-assign]
+
+    assert dispatch(stage, (CLUSTER, waiting)).admitted == 0
+    incident = stage.incident(waiting)
+    assert (incident.state, incident.waiting_for) == (IncidentState.WAITING, "capacity_guard")
+    assert stage.guards.load(CLUSTER).slots == {}
+
+
+@pytest.mark.parametrize("where", ["start", "save"])
+def test_trouble_with_one_incident_keeps_the_others_of_its_cluster_not_waiting(where: str) -> None:
+    two = Limits(MaxUnavailable(2, 100))
+    stage = Stage(policy=enforce(limits=two, exclude=(node_name(4),)))
+    first, second, kept, ended = (stage.wait(n, xid_finding(n)) for n in range(1, 5))
+    store, method = {
+        "start": (stage.executions, "start"),
+        "save": (stage.incidents, "save"),
+    }[where]
+    original = getattr(store, method)
+
+    def fail(subject: Any) -> Any:
+        if first in (subject, getattr(subject, "id", "")):
+            raise AwsUnavailableError("throttled")
+        return original(subject)
+
+    setattr(store, method, fail)
+    with pytest.raises(AwsUnavailableError):
+        dispatch(stage)
+
+    assert stage.executions.started == [second]
+    assert stage.incident(kept).waiting_for == "capacity_guard"
+    assert stage.incident(ended).is_closed
 
 
 def test_a_guard_that_keeps_changing_leaves_the_decision_to_the_next(

@@ -223,7 +223,7 @@ def test_r6_a_pod_that_was_replaced_on_another_node_is_never_touched() -> None:
         stage.cluster.add_pod(pod("web-0", number=2, uid="pod-web-0-new"))
         return found
 
-    stage.cluster.list_pods = list_pods  # type: ignore[method-assign]
+    stage.cluster.list_pods = list_pods  # type: ignore[assignment, method-assign]
     stage.cluster.faults.calls.clear()
     assert run.drain(stage, request).next == "wait"
     assert evictions(stage) == []
@@ -338,7 +338,7 @@ def test_a_slice_stops_after_ten_seconds_and_leaves_the_rest_to_the_next() -> No
         stage.clock.advance(4)
         return original(one)
 
-    stage.cluster.evict = slow  # type: ignore[method-assign]
+    stage.cluster.evict = slow  # type: ignore[assignment, method-assign]
 
     run.drain(stage, request)
 

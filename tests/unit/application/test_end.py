@@ -16,11 +16,12 @@ from nodemend.domain.errors import (
     ClusterUnauthorizedError,
     ConcurrentUpdateError,
     PermanentError,
-    PolicyInvalidError,
 )
 from nodemend.domain.faults import Mode, Rung
+from nodemend.domain.findings import Finding
+from nodemend.domain.guard import Slot
 from nodemend.domain.incidents import IncidentState, Outcome, RepairRecord
-from nodemend.domain.policy import Limits, MaxUnavailable
+from nodemend.domain.policy import ClusterPolicy, Limits, MaxUnavailable
 from nodemend.domain.reasons import Reason
 from tests.fakes.system import START
 from tests.unit.application import run
@@ -46,6 +47,45 @@ def decided(outcome: Outcome, code: str = "x", **changes: Any) -> tuple[Stage, R
     request = stage.put(IncidentState.DRAINING, **changes)
     stage.save(request.incident_id, verdict=(outcome, Reason(code, "why")))
     return stage, request
+
+
+@pytest.mark.parametrize(
+    ("started_at", "units"), [(None, 0), (START, 1)], ids=["nothing replaced", "replaced"]
+)
+def test_the_rate_is_given_back_where_nothing_was_replaced(started_at: Any, units: int) -> None:
+    repair = RepairRecord(Rung.REPLACE, GROUP, (), 4, START, started_at=started_at)
+    stage, request = decided(Outcome.NEEDS_HUMAN, repair=repair)
+    assert len(stage.guards.load(CLUSTER).replacements) == 1
+
+    run.close(stage, request)
+    run.watch(stage)
+
+    assert len(stage.guards.load(CLUSTER).replacements) == units
+
+
+@pytest.mark.parametrize("finding", [xid_finding(), temperature_finding()], ids=["event", "level"])
+def test_the_old_node_of_a_replacement_opens_no_incident_while_it_is_leaving(
+    finding: Finding,
+) -> None:
+    stage, request = decided(Outcome.REPLACED, findings=(finding,))
+    run.close(stage, request)
+    stage.clock.advance(120)
+
+    again = replace(finding, evidence=replace(finding.evidence, at=stage.clock.now()))
+    assert run.open_for(stage, again) is None
+
+
+@pytest.mark.parametrize("code", ["execution_failed", "cluster_unavailable", "step_timed_out"])
+@pytest.mark.parametrize("finding", [xid_finding(), temperature_finding()], ids=["event", "level"])
+def test_trouble_of_our_own_lets_the_same_fault_open_again_at_once(
+    finding: Finding, code: str
+) -> None:
+    stage, request = decided(Outcome.SKIPPED, code, findings=(finding,))
+    run.close(stage, request)
+    stage.clock.advance(60)
+
+    again = replace(finding, evidence=replace(finding.evidence, at=stage.clock.now()))
+    assert run.open_for(stage, again) is not None
 
 
 # --- close_incident -------------------------------------------------------------------------------
@@ -490,6 +530,24 @@ def test_an_incident_by_hand_whose_execution_died_before_it_had_a_slot_is_closed
     assert incident.reason.code == "already_open"
 
 
+@pytest.mark.case("R32")
+def test_an_event_of_an_execution_that_never_had_the_incident_closes_nothing() -> None:
+    stage = Stage(policy=enforce(limits=Limits(MaxUnavailable(1, 100))))
+    stage.admit(2)
+    waiting = stage.wait(1)
+
+    assert run.watch(stage, waiting, "FAILED").closed == 0
+    assert stage.incident(waiting).state is IncidentState.WAITING
+
+
+def test_an_incident_that_is_closed_already_is_no_news() -> None:
+    stage, request = decided(Outcome.REPLACED)
+    run.close(stage, request)
+
+    assert run.watch(stage, request.incident_id, "SUCCEEDED").closed == 0
+    assert len(stage.events("Incident Closed")) == 1
+
+
 def test_an_ended_execution_of_nobody_is_no_news() -> None:
     assert run.watch(Stage(), "01NOBODY").closed == 0
 
@@ -504,7 +562,7 @@ def test_an_execution_that_closed_its_incident_in_its_last_moment_wins() -> None
         run.close(stage, request)
         return found
 
-    stage.executions.status = status  # type: ignore[method-assign]
+    stage.executions.status = status  # type: ignore[assignment, method-assign]
 
     assert run.watch(stage).closed == 0
     assert len(stage.events("Incident Closed")) == 1
@@ -566,15 +624,82 @@ def test_the_watch_counts_itself_and_what_is_pending() -> None:
     assert stage.telemetry.gauges["EventsPending", ()] == [1]
 
 
-def test_an_invalid_policy_stops_the_schedule_and_not_the_event() -> None:
+@pytest.mark.parametrize("by", ["event", "schedule"])
+def test_a_policy_that_cannot_be_used_keeps_nothing_of_the_watch_back(by: str) -> None:
+    stage = Stage()
+    closed = stage.put(IncidentState.DRAINING, 2)
+    stage.save(closed.incident_id, verdict=(Outcome.NEEDS_HUMAN, Reason("x", "y")))
+    stage.bus.gone = AwsUnavailableError("no answer")
+    run.close(stage, closed)
+    stage.bus.gone = None
+    slots = stage.guards.load(CLUSTER)
+    lost = Slot("01NOBODY", "uid-3", node_name(3), GROUP, START, START)
+    stage.guards.store(replace(slots, slots={**slots.slots, "uid-3": lost}))
+    request = stage.put(IncidentState.DRAINING)
+    stage.executions.end(request.incident_id, "FAILED")
+    stage.clock.advance(300)
+    stage.policies.problem = "invalid"
+
+    result = run.watch(stage, request.incident_id if by == "event" else "")
+
+    assert result.closed == 1
+    assert stage.incident(request.incident_id).is_closed
+    if by == "schedule":
+        assert result.sent_events >= 1
+        assert result.freed_slots == 1
+        assert stage.telemetry.counted("Watches") == 1
+
+
+def test_what_waits_for_a_cluster_that_the_policy_names_no_more_is_ended() -> None:
+    stage = Stage(policy=enforce(limits=Limits(MaxUnavailable(1, 100))))
+    running = stage.put(IncidentState.DRAINING, 2)
+    waiting = stage.wait(1)
+    other = ClusterPolicy("gpu-test", "ws-2", "eu-central-1")
+    stage.policies.policy = enforce(clusters=(other,))
+
+    assert run.watch(stage).closed == 1
+
+    incident = stage.incident(waiting)
+    assert incident.outcome is Outcome.SKIPPED
+    assert incident.reason is not None
+    assert incident.reason.code == "cluster_unknown"
+    assert ("gpu-prod", "uid-1") not in stage.incidents.open_by_node
+    # What runs has its cluster pinned and comes to its own end.
+    assert not stage.incident(running.incident_id).is_closed
+    stage.policies.problem = "invalid"
+    unread = stage.wait(3)
+    assert run.watch(stage).closed == 0
+    assert stage.incident(unread).state is IncidentState.WAITING
+
+
+def test_an_execution_of_a_cluster_that_the_policy_names_no_more_is_still_watched() -> None:
     stage = Stage()
     request = stage.put(IncidentState.DRAINING)
     stage.executions.end(request.incident_id, "FAILED")
-    stage.policies.problem = "invalid"
+    other = ClusterPolicy("gpu-test", "ws-2", "eu-central-1")
+    stage.policies.policy = enforce(clusters=(other,))
 
-    with pytest.raises(PolicyInvalidError):
-        run.watch(stage)
-    assert run.watch(stage, request.incident_id).closed == 1
+    assert run.watch(stage).closed == 1
+    assert stage.guards.load(CLUSTER).slots == {}
+
+
+def test_one_incident_that_cannot_be_mended_keeps_the_others_not_waiting() -> None:
+    stage = Stage()
+    broken, whole = stage.put(IncidentState.DRAINING), stage.put(IncidentState.DRAINING, 2)
+    for request in (broken, whole):
+        stage.executions.end(request.incident_id, "FAILED")
+    original = stage.executions.status
+
+    def status(arn: str) -> Any:
+        if arn == broken.arn:
+            raise AwsUnavailableError("throttled")
+        return original(arn)
+
+    stage.executions.status = status  # type: ignore[assignment, method-assign]
+
+    assert run.watch(stage).closed == 1
+    assert stage.incident(whole.incident_id).is_closed
+    assert stage.telemetry.counted("Watches") == 1
 
 
 def test_the_watch_survives_a_crash_at_every_call() -> None:

@@ -66,10 +66,10 @@ def ready_for(step: str, **policy: Any) -> tuple[Stage, Request]:
     changes: dict[str, Any] = {}
     if step in ("start_repair", "check_repair", "validate_node", "release_node"):
         changes["drain"] = DrainRecord(START, is_drained=True)
+        stage.cluster.remove_pod("ml", "train-0")
     if step in ("check_repair", "validate_node", "release_node"):
         new = gpu_node(9).ref if step != "check_repair" else None
         changes["repair"] = repair(new)
-        stage.capacity.set_state(CLUSTER, instance_id(1), "Terminating")
     if step in ("drain_node", "start_repair", "release_node"):
         request = stage.put(IncidentState.CORDONING)
         run.cordon(stage, request)
@@ -77,6 +77,8 @@ def ready_for(step: str, **policy: Any) -> tuple[Stage, Request]:
         stage.save(request.incident_id, state=state, state_since=now, **changes)
     else:
         request = stage.put(state, **changes)
+    if step in ("check_repair", "validate_node", "release_node"):
+        stage.capacity.set_state(CLUSTER, instance_id(1), "Terminating")
     if step == "validate_node":
         stage.replace_node()
     stage.cluster.faults.calls.clear()

@@ -96,7 +96,7 @@ def test_r32_of_two_openings_at_the_same_moment_one_wins_and_the_other_attaches(
         inner.append(run.open_for(stage, temperature_finding(gpu=5)))
         return original(cluster, uid, incident_id)
 
-    stage.incidents.claim_node = claim  # type: ignore[method-assign]
+    stage.incidents.claim_node = claim  # type: ignore[assignment, method-assign]
     outer = run.open_for(stage, xid_finding())
 
     assert inner == [outer]
@@ -228,6 +228,19 @@ def test_evidence_of_exactly_fifteen_minutes_still_counts() -> None:
     stage = Stage()
     stage.clock.advance(15 * 60)
     assert run.open_for(stage, xid_finding()) is not None
+
+
+@pytest.mark.parametrize(("ahead_s", "is_opened"), [(120, True), (121, False), (86_400, False)])
+def test_evidence_from_the_future_opens_nothing_beyond_what_clocks_differ(
+    ahead_s: int, is_opened: bool
+) -> None:
+    stage = Stage()
+    ahead = replace(xid_finding().evidence, at=stage.clock.now() + timedelta(seconds=ahead_s))
+
+    opened = run.open_for(stage, xid_finding(evidence=ahead))
+
+    assert (opened is not None) is is_opened
+    assert stage.telemetry.counted("FindingsSuppressed", why="stale") == (not is_opened)
 
 
 def test_of_old_and_new_evidence_the_new_opens() -> None:
@@ -373,7 +386,7 @@ def test_a_store_that_is_down_leaves_the_message_to_the_queue() -> None:
     def claim(*_: str) -> str:
         raise AwsUnavailableError("throttled")
 
-    stage.incidents.claim_node = claim  # type: ignore[method-assign]
+    stage.incidents.claim_node = claim  # type: ignore[assignment, method-assign]
     with pytest.raises(AwsUnavailableError):
         run.open_for(stage, xid_finding())
     assert stage.incidents.records == {}

@@ -20,8 +20,11 @@ from nodemend.domain.nodes import (
     OWNER_ANNOTATION,
     REMEDIATION_TAINT_KEY,
     SCALE_DOWN_DISABLED_ANNOTATION,
+    Node,
     Readiness,
+    Taint,
 )
+from nodemend.domain.pods import Owner
 from nodemend.domain.policy import ClusterPolicy, Deadlines
 from nodemend.domain.reasons import Reason
 from tests.fakes.system import START
@@ -37,6 +40,7 @@ from tests.unit.application.stage import (
     gpu_node,
     instance_id,
     node_name,
+    pod,
     samples,
     times_sent,
     xid_labels,
@@ -102,7 +106,7 @@ def test_the_instance_is_terminated_after_a_note_of_how_things_were() -> None:
         at_call.append(stage.incident(request.incident_id).repair)
         original(cluster, instance)
 
-    stage.capacity.terminate = terminate  # type: ignore[method-assign]
+    stage.capacity.terminate = terminate  # type: ignore[assignment, method-assign]
 
     assert run.start(stage, request).next == "check"
 
@@ -167,6 +171,80 @@ def test_a_node_that_was_not_drained_is_not_replaced() -> None:
         assert run.start(stage, request).next == "close"
         assert verdict_of(stage, request)[1].code == "not_drained"
         assert stage.mutations() == []
+
+
+@pytest.mark.parametrize("who", ["person", "later incident"])
+def test_a_node_whose_cordon_is_gone_is_not_replaced_and_the_rest_is_taken_off(who: str) -> None:
+    stage, request = repairing()
+    if who == "person":
+        stage.uncordon_by_hand()
+    else:
+        stage.cordon_as("01LATER")
+    clear(stage)
+
+    assert run.start(stage, request).next == "close"
+
+    outcome, reason = verdict_of(stage, request)
+    assert (outcome, reason.code) == (Outcome.ABORTED_BY_OPERATOR, "uncordoned")
+    assert TERMINATE not in stage.mutations()
+    if who == "person":
+        assert OWNER_ANNOTATION not in stage.node().annotations
+        assert REMEDIATION_TAINT_KEY not in {taint.key for taint in stage.node().taints}
+    else:
+        assert stage.mutations() == []
+    run.close(stage, request)
+    assert stage.guards.load(CLUSTER).replacements == ()
+
+
+@pytest.mark.parametrize("is_retry", [False, True])
+def test_pods_that_run_on_the_node_again_are_found_directly_before_the_call(
+    is_retry: bool,
+) -> None:
+    stage, request = repairing()
+    if is_retry:
+        stage.capacity.faults.fail("terminate", AwsUnavailableError("throttled"))
+        with pytest.raises(AwsUnavailableError):
+            run.start(stage, request)
+        clear(stage)
+    stage.cluster.add_pod(pod("kube-proxy", owner=Owner("DaemonSet", "kube-proxy", "apps/v1")))
+    stage.cluster.add_pod(pod("train-0"))
+
+    assert run.start(stage, request).next == "close"
+
+    outcome, reason = verdict_of(stage, request)
+    assert (outcome, reason.code) == (Outcome.NEEDS_HUMAN, "not_drained")
+    assert "1 pods run on" in reason.text
+    assert "ml/train-0" in reason.text
+    assert stage.mutations() == []
+
+
+def test_what_a_drain_leaves_on_the_node_does_not_keep_it_from_being_replaced() -> None:
+    stage, request = repairing()
+    stage.cluster.add_pod(pod("kube-proxy", owner=Owner("DaemonSet", "kube-proxy", "apps/v1")))
+
+    assert run.start(stage, request).next == "check"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"is_deleting": True},
+        {"taints": (Taint("ToBeDeletedByClusterAutoscaler", "NoSchedule", "1"),)},
+    ],
+    ids=["deleting", "cluster-autoscaler"],
+)
+def test_a_remediator_that_came_after_the_drain_is_left_alone(change: dict[str, Any]) -> None:
+    stage, request = repairing()
+
+    def come(node: Node) -> Node:
+        return replace(node, **{**change, "taints": (*node.taints, *change.get("taints", ()))})
+
+    stage.cluster.change_node(node_name(1), come)
+
+    assert run.start(stage, request).next == "close"
+
+    assert verdict_of(stage, request)[1].code == "other_remediator"
+    assert stage.mutations() == []
 
 
 @pytest.mark.case("R65")
@@ -287,6 +365,26 @@ def test_a_newcomer_that_another_incident_claimed_is_no_proof() -> None:
         CLUSTER,
         replace(group, instances={**group.instances, instance_id(8): "InService"}),
     )
+    stage.cluster.add_node(gpu_node(8))
+    assert run.check(stage, request).next == "validate"
+    assert repair_of(stage, request).replacement_instance_id == instance_id(8)
+
+
+@pytest.mark.parametrize("state", ["Terminating", ""])
+def test_a_claimed_newcomer_that_dies_before_it_joins_is_let_go_for_the_next(state: str) -> None:
+    stage, request = checking()
+    stage.capacity.replace_instance(CLUSTER, instance_id(1), instance_id(9))
+    run.check(stage, request)
+    assert repair_of(stage, request).replacement_instance_id == instance_id(9)
+
+    if state:
+        stage.capacity.set_state(CLUSTER, instance_id(9), state)
+    else:
+        stage.capacity.lose_instance(CLUSTER, instance_id(9))
+    assert run.check(stage, request).next == "wait"
+    assert repair_of(stage, request).last_problem.startswith("replacement_missing")
+
+    stage.capacity.set_state(CLUSTER, instance_id(8), "InService")
     stage.cluster.add_node(gpu_node(8))
     assert run.check(stage, request).next == "validate"
     assert repair_of(stage, request).replacement_instance_id == instance_id(8)
@@ -436,7 +534,7 @@ def test_whatever_is_not_clean_starts_the_hold_down_anew(disturbance: str) -> No
                 "gpu-lost", QueryResult(problem=Reason("amp_timeout", "422")), times=1
             )
         case "missing":
-            stage.metrics.answer("count(count by (UUID)", samples({}, value=7), times=5)
+            stage.metrics.answer("count(count by (UUID", samples({}, value=7), times=5)
         case "unfit":
             stage.cluster.change_node(node_name(9), lambda node: replace(node, gpu_allocatable=7))
 
@@ -476,9 +574,45 @@ def test_d32_metrics_that_stay_unknown_end_with_a_person_and_not_with_success() 
     assert reason.text.startswith("after 960 s: rule ")
 
 
+@pytest.mark.parametrize("offered", [0, 2, 56], ids=["mig mixed", "fewer", "time slicing"])
+def test_what_nodes_of_the_type_offer_and_how_many_gpus_report_are_two_expectations(
+    offered: int,
+) -> None:
+    stage = Stage(policy=enforce(hold_down_s=0))
+    for number in range(1, 5):
+        stage.cluster.add_node(gpu_node(number, gpu_capacity=offered, gpu_allocatable=offered))
+    request = stage.put(IncidentState.REPAIRING, drain=DRAINED)
+    run.start(stage, request)
+    stage.replace_node(gpu_capacity=offered, gpu_allocatable=offered)
+    assert run.check(stage, request).next == "validate"
+
+    stage.metrics.answer("count(count by (UUID", samples({}, value=7))
+    assert run.validate(stage, request).next == "wait"
+    assert "7 of 8 GPUs" in repair_of(stage, request).last_problem
+    stage.metrics.answer("count(count by (UUID", samples({}, value=8))
+    assert run.validate(stage, request).next == "release"
+
+
+def test_gpus_without_a_uuid_label_are_told_apart_by_their_index() -> None:
+    stage, request = validating()
+
+    run.validate(stage, request)
+
+    counting = [asked.query for asked in stage.metrics.asked if "count(count" in asked.query]
+    assert all(query.startswith("count(count by (UUID, gpu) ({") for query in counting)
+
+
+def test_a_count_that_is_no_number_is_no_count() -> None:
+    stage, request = validating()
+    stage.metrics.answer("count(count by (UUID", samples({}, value=float("nan")))
+
+    assert run.validate(stage, request).next == "wait"
+    assert "0 of 8 GPUs" in repair_of(stage, request).last_problem
+
+
 def test_a_count_that_cannot_be_had_is_unknown() -> None:
     stage, request = validating()
-    stage.metrics.fail("amp_throttled", matches="count(count by (UUID)")
+    stage.metrics.fail("amp_throttled", matches="count(count by (UUID")
 
     assert run.validate(stage, request).next == "wait"
     assert "metrics_unknown" in repair_of(stage, request).last_problem

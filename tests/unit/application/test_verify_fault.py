@@ -9,9 +9,9 @@ import pytest
 
 from nodemend.application.ports import QueryResult
 from nodemend.domain.capacity import AutoScalingGroup
-from nodemend.domain.faults import Mode, Verdict
+from nodemend.domain.faults import FaultClass, FaultKind, Mode, Verdict
 from nodemend.domain.findings import Evidence, Finding
-from nodemend.domain.incidents import IncidentState, Outcome
+from nodemend.domain.incidents import IncidentState, Origin, Outcome
 from nodemend.domain.nodes import Taint
 from nodemend.domain.policy import ClusterPolicy, Deadlines, RulePolicy
 from nodemend.domain.reasons import Reason
@@ -104,6 +104,50 @@ def test_only_a_new_boot_ends_an_event() -> None:
 
     assert "has booted since XID 79 on GPU 3" in reason.text
     assert stage.metrics.asked == []
+
+
+def reboot(stage: Stage, boot_id: str = "boot-new") -> None:
+    """Let the stage's first node boot."""
+    stage.cluster.change_node(
+        node_name(1), lambda node: replace(node, ref=replace(node.ref, boot_id=boot_id))
+    )
+
+
+def test_after_a_reboot_evidence_of_before_it_opens_no_incident_for_the_new_boot() -> None:
+    stage, request = verifying()
+    reboot(stage)
+    ends(stage, request, Outcome.RECOVERED, "rebooted")
+    run.close(stage, request)
+
+    # The exporter's window and the queue still hold what happened before the boot.
+    for passed_s in (60, 14 * 60 - 1):
+        stage.clock.advance(passed_s)
+        assert run.open_for(stage, finding_now(stage, xid_finding())) is None
+    # Another fault of the new boot is one, and after a quarter of an hour this one is, too.
+    assert run.open_for(stage, finding_now(stage, xid_finding(code=48))) is not None
+    stage.incidents.open_by_node.clear()
+    stage.clock.advance(61)
+    assert run.open_for(stage, finding_now(stage, xid_finding())) is not None
+
+
+def test_a_rehearsal_of_a_reboot_keeps_no_real_incident_back() -> None:
+    stage, request = verifying(mode=Mode.DRY_RUN)
+    reboot(stage)
+    ends(stage, request, Outcome.RECOVERED, "rebooted")
+    run.close(stage, request)
+    stage.policies.policy = enforce(version="v2")
+
+    assert run.open_for(stage, finding_now(stage, xid_finding())) is not None
+
+
+def test_a_boot_id_that_is_not_known_is_no_new_boot() -> None:
+    stage, request = verifying()
+    stage.metrics.answer("xid-count", samples(xid_labels(1, 79, 3)))
+    reboot(stage, "")
+
+    assert run.verify(stage, request).next == "wait"
+    reboot(stage, "boot-1")
+    assert run.verify(stage, request).next == "cordon"
 
 
 @pytest.mark.case("R26")
@@ -291,6 +335,82 @@ def test_faults_that_have_all_gone_end_with_the_most_urgent_ones_reason() -> Non
     assert "reports nothing" in reason.text
 
 
+@pytest.mark.parametrize("code", [31, 63], ids=["application", "suspect"])
+def test_what_was_announced_as_fatal_is_judged_by_the_catalogues_own_verdict(code: int) -> None:
+    stage, request = verifying(xid_finding(code=code, verdict=Verdict.FATAL))
+    stage.metrics.answer("xid-count", samples(xid_labels(1, code, 3)))
+
+    reason = ends(stage, request, Outcome.SKIPPED, "not_confirmed")
+
+    assert "as a fault to act on" in reason.text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"fault_class": FaultClass.ECC_UNCORRECTABLE},
+        {"fault_class": FaultClass.XID, "code": 79},
+        {"kind": FaultKind.EVENT},
+    ],
+    ids=["another class", "an xid", "another kind"],
+)
+def test_an_announced_fault_that_its_rule_is_not_about_is_never_confirmed(
+    change: dict[str, Any],
+) -> None:
+    stage, request = verifying(lost_finding(**change))
+    stage.metrics.answer("gpu-lost", samples(xid_labels(1, None, 3)))
+    stage.metrics.answer("node", samples({}, value=7))
+
+    assert run.verify(stage, request).next == "wait"
+    stage.clock.advance(600)
+    assert "gpu-lost" in ends(stage, request, Outcome.SKIPPED, "unverifiable").text
+
+
+def test_all_rules_of_one_time_are_asked_together() -> None:
+    later = Evidence("xid-count", "q", 1, START + timedelta(seconds=30), xid_labels(1, 48, 2))
+    stage, request = verifying(
+        xid_finding(),
+        xid_finding(code=62, evidence=Evidence("xid-new", "q", 1, START, xid_labels(1, 62, 4))),
+        xid_finding(code=48, evidence=later),
+        lost_finding(),
+        temperature_finding(),
+    )
+    stage.clock.advance(300)
+    stage.metrics.fail()
+    stage.crasher.arm(None)
+
+    assert run.verify(stage, request).next == "wait"
+
+    assert stage.crasher.calls.count("metrics.query_many") == 3
+    asked = sorted((one.at, one.key) for one in stage.metrics.asked)
+    assert asked == [
+        (START, "xid-count"),
+        (START, "xid-new"),
+        (later.at, "xid-count"),
+        (stage.clock.now(), "gpu-lost"),
+        (stage.clock.now(), "gpu-temperature"),
+    ]
+
+
+def test_a_label_from_outside_cannot_change_what_is_asked() -> None:
+    uuid = 'GPU-1"} or vector(1) or x{a="\\'
+    labels = {"Hostname": node_name(1), "UUID": uuid, "gpu": "3"}
+    finding = lost_finding(gpu_uuid=uuid, evidence=Evidence("gpu-lost", "q", 40, START, labels))
+    stage, request = verifying(finding)
+
+    run.verify(stage, request)
+
+    query = next(asked.query for asked in stage.metrics.asked if asked.key == "gpu")
+    assert r'''UUID="GPU-1\"} or vector(1) or x{a=\"\\"''' in query
+
+
+def test_a_presence_that_is_no_number_proves_no_recovery() -> None:
+    stage, request = verifying(temperature_finding())
+    stage.metrics.answer("gpu", samples({}, value=float("nan")))
+
+    assert run.verify(stage, request).next == "wait"
+
+
 def test_a_suspicion_alone_is_never_confirmed() -> None:
     stage, request = verifying()
     stage.save(request.incident_id, findings=(xid_finding(verdict=Verdict.SUSPECT),))
@@ -302,9 +422,15 @@ def test_a_suspicion_alone_is_never_confirmed() -> None:
 # --- by hand, rails, capacity ---------------------------------------------------------------------
 
 
+def by_hand(stage: Stage, request: Request, **changes: Any) -> None:
+    """Make the incident one that a person has asked for."""
+    values = {"origin": Origin.HAND, "requested_by": "alice", "request_reason": "noise"}
+    stage.save(request.incident_id, **(values | changes))
+
+
 def test_by_hand_the_metrics_are_reported_and_decide_nothing() -> None:
     stage, request = verifying()
-    stage.save(request.incident_id, findings=(), requested_by="alice", request_reason="noise")
+    by_hand(stage, request, findings=())
     stage.metrics.fail(matches="gpu-lost")
     stage.metrics.answer("xid-count", samples(xid_labels(1, 48, 2), xid_labels(2, 79, 1)))
 
@@ -313,6 +439,14 @@ def test_by_hand_the_metrics_are_reported_and_decide_nothing() -> None:
     verified = stage.events("Fault Verified")[0]
     assert verified["reason"]["text"] == "requested by alice: noise"
     assert [finding["code"] for finding in verified["findings"]] == [48]
+
+
+def test_by_hand_what_a_scan_attaches_does_not_replace_the_persons_word() -> None:
+    stage, request = verifying()
+    by_hand(stage, request, findings=(xid_finding(code=63, verdict=Verdict.SUSPECT),))
+
+    assert run.verify(stage, request).next == "cordon"
+    assert stage.events("Fault Verified")[0]["fault_class"] == "manual"
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def test_the_schema_version_is_asked_for(document: dict[str, Any]) -> None:
         ({"clusters": [{"name": "a"}]}, "clusters.0.workspace"),
         ({"groups": [{"match": {}}]}, "groups.0.match"),
         ({"groups": [{"mode": "enforce"}]}, "groups.0.match"),
-        ({"plans": {"sunburn": ["replace"]}}, "plans.sunburn"),
+        ({"plans": {"sunburn": ["replace"]}}, "plans.sunburn.[key]"),
         ({"plans": {"xid": ["pray"]}}, "plans.xid.0"),
         ({"waits": {"drain_poll_s": []}}, "waits.drain_poll_s"),
         ({"waits": {"drain_poll_s": [0]}}, "waits.drain_poll_s.0"),
@@ -213,13 +213,13 @@ def test_a_groups_rate_is_refused_since_nothing_would_heed_it() -> None:
 @pytest.mark.parametrize("where", ["plans", "groups", "rules"])
 def test_a_rung_that_cannot_be_carried_out_is_refused(rung: Rung, where: str) -> None:
     plan = [str(rung), "replace"]
-    document: dict[str, Any] = {
+    documents: dict[str, dict[str, Any]] = {
         "plans": {"plans": {"xid": plan}},
         "groups": {"groups": [{"match": {"a": "b"}, "plans": {"xid": plan}}]},
         "rules": {"rules": {"r": {"plan": plan}}},
-    }[where]
+    }
 
-    text = wrong(**document)
+    text = wrong(**documents[where])
 
     assert f"rung {rung} is not built yet: use human, replace" in text
     assert ("rules.r.plan" if where == "rules" else "plans.xid") in text
@@ -229,13 +229,53 @@ def test_after_a_person_comes_nothing() -> None:
     assert "plans.xid: human must be the last rung" in wrong(plans={"xid": ["human", "replace"]})
 
 
+def test_a_rung_is_tried_once() -> None:
+    text = wrong(plans={"xid": ["replace", "replace", "human"]})
+    assert "plans.xid: a rung stands there twice" in text
+
+
 @pytest.mark.parametrize(
-    ("first", "second"), [("", ""), ('c="a"', ""), ('c="a"', 'c="a"')], ids=str
+    ("first", "second"),
+    [
+        ("", ""),
+        ('c="a"', ""),
+        ('c="a"', 'c="a"'),
+        # Different texts that may still match one and the same series.
+        ('c="a"', 'd="b"'),
+        ('c="a"', 'c=~"a|b"'),
+        ('c="a"', 'c!="b"'),
+        ('c="a"', 'c="a",d="b"'),
+        ('c=~"a.*"', 'c=~"b.*"'),
+    ],
+    ids=str,
 )
 def test_a_shared_workspace_needs_a_matcher_for_each_cluster(first: str, second: str) -> None:
     clusters = [{**A, "matcher": first}, {**A, "name": "b", "matcher": second}]
     text = wrong(clusters=clusters)
     assert "workspace ws-1 serves 2 clusters: give each a matcher" in text
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ('c="a"', 'c="b"'),
+        ('c = "a"', 'd="x",c="b"'),
+        ('c="a",d="x"', 'c="a",d="y"'),
+        (r'c="say \"a\""', r'c="say \"b\""'),
+    ],
+    ids=str,
+)
+def test_matchers_that_fix_one_label_to_distinct_values_share_a_workspace(
+    first: str, second: str
+) -> None:
+    clusters = [{**A, "matcher": first}, {**A, "name": "b", "matcher": second}]
+    assert len(parse(clusters=clusters).clusters) == 2
+
+
+def test_a_label_must_differ_among_all_that_share_a_workspace() -> None:
+    matchers = ['c="a",d="x"', 'c="b",d="x"', 'c="b",d="y"']
+    clusters = [{**A, "name": f"n{i}", "matcher": one} for i, one in enumerate(matchers)]
+    assert "serves 3 clusters" in wrong(clusters=clusters)
 
 
 def test_a_workspace_of_its_own_needs_no_matcher() -> None:
@@ -334,6 +374,29 @@ def test_an_override_of_an_unknown_rule_names_the_known_ones() -> None:
 def test_an_override_of_an_unknown_threshold_names_the_known_ones() -> None:
     with pytest.raises(PolicyInvalidError, match=r"rules.r.thresholds.c: no such .* one of a, b"):
         check_rules(parse(rules={"r": {"thresholds": {"c": 1}}}), {"r": ["b", "a"]})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("window_s", 0, "no length of time"),
+        ("window_s", 0.5, "no length of time"),
+        ("window_s", 90.5, "no length of time"),
+        ("window_s", -1, "no length of time"),
+        ("count", -1, "would match healthy GPUs"),
+    ],
+)
+def test_a_threshold_that_no_query_could_use_is_refused(
+    name: str, value: float, words: str
+) -> None:
+    policy = parse(rules={"r": {"thresholds": {name: value}}})
+    with pytest.raises(PolicyInvalidError, match=rf"rules.r.thresholds.{name}: .*{words}"):
+        check_rules(policy, {"r": [name]})
+
+
+@pytest.mark.parametrize(("name", "value"), [("window_s", 1), ("window_s", 90.0), ("count", 0)])
+def test_a_threshold_at_its_bound_is_accepted(name: str, value: float) -> None:
+    check_rules(parse(rules={"r": {"thresholds": {name: value}}}), {"r": [name]})
 
 
 # --- the validator's request ----------------------------------------------------------------------

@@ -112,8 +112,9 @@ def test_an_execution_name_that_no_later_step_could_carry_is_refused_first(name:
 
 @pytest.mark.parametrize("name", ["hand-1", "01TEST_x", "x" * 80, "9f0a-uuid-of-the-console"])
 def test_every_name_that_is_accepted_is_an_id_for_the_later_steps(name: str) -> None:
-    assert parse(HAND, name)
-    assert StepRequest.model_validate({"incident_id": name, "execution": EXECUTION})
+    assert isinstance(parse(HAND, name), RemediateByHand)
+    request = StepRequest.model_validate({"incident_id": name, "execution": EXECUTION})
+    assert request.incident_id == name
 
 
 def test_an_unknown_field_in_a_steps_input_is_a_mistake_in_the_state_machine() -> None:

@@ -16,9 +16,12 @@ from nodemend.domain.findings import Evidence, Finding
 from nodemend.domain.guard import (
     FIRST_LEASE,
     MAX_SLOTS,
+    Admitted,
     Dispatch,
+    Ended,
     FleetSnapshot,
     Guard,
+    Kept,
     Slot,
     decide_dispatch,
     expired_slots,
@@ -149,9 +152,8 @@ def admitted(dispatch: Dispatch) -> list[str]:
 def test_the_smaller_of_count_and_percent_binds(
     count: int, percent: float, nodes: int, bound: int
 ) -> None:
-    # Many nodes are stood for by the group's desired capacity, which is the denominator.
-    snapshot = fleet([node(n) for n in range(1, 61)], {"a": nodes})
-    waiters = [waiter(n) for n in range(1, 61)]
+    snapshot = fleet(node(n) for n in range(1, nodes + 1))
+    waiters = [waiter(n) for n in range(1, min(nodes, 60) + 1)]
 
     dispatch = decide(snapshot, waiters, policy(count, percent))
 
@@ -193,6 +195,37 @@ def test_what_is_in_flight_counts_though_its_node_is_gone_already() -> None:
     guard = guard_with(slot(2))
 
     assert admitted(decide(snapshot, [waiter(1)], policy(1), guard)) == []
+    # Its slot and the gap that it left in the group are one and the same.
+    assert unavailable(guard, snapshot, "a", besides="u1") == ("n2",)
+    assert admitted(decide(snapshot, [waiter(1)], policy(2), guard)) == ["inc-001"]
+
+
+def test_what_a_group_cannot_launch_counts_when_its_slot_has_been_given_back() -> None:
+    # n2 was terminated and nothing came: its incident is closed, its slot free. n1 must stay.
+    snapshot = fleet([node(1), node(3)], {"a": 3})
+
+    dispatch = decide(snapshot, [waiter(1)], policy(1))
+
+    assert admitted(dispatch) == []
+    assert dispatch.kept[0].reason.code == "capacity_guard"
+    assert "1 of at most 1 nodes of the cluster are unavailable (missing in a)" in (
+        dispatch.kept[0].reason.text.replace("((", "(").replace("))", ")")
+    )
+
+
+def test_gaps_count_in_the_group_that_has_them_and_in_the_cluster() -> None:
+    nodes = [node(1), node(2), *(node(n, "b") for n in range(3, 7))]
+    snapshot = fleet(nodes, {"a": 4})
+    guard = guard_with(slot(9))  # in group a, and gone: it stands for one of the two gaps
+
+    assert unavailable(guard, snapshot, "a", besides="u1") == ("n9", "(missing in a)")
+    assert unavailable(guard, snapshot, "b", besides="u3") == ()
+    assert unavailable(guard, snapshot, None, besides="u3") == ("n9", "(missing in a)")
+
+
+def test_a_group_with_more_nodes_than_it_wants_misses_none() -> None:
+    snapshot = fleet([node(1), node(2), node(3)], {"a": 2})
+    assert unavailable(Guard(CLUSTER), snapshot, None, besides="u1") == ()
 
 
 def test_a_node_that_is_cordoned_and_in_flight_counts_once() -> None:
@@ -236,7 +269,9 @@ def test_nodes_outside_of_any_group_count_one_each() -> None:
     assert snapshot.desired() == 10
     assert snapshot.desired("a") == 6
     assert snapshot.desired("unknown") == 0
-    assert admitted(decide(snapshot, [waiter(1)], policy(1))) == ["inc-001"]
+    # Two nodes of group a are missing.
+    assert admitted(decide(snapshot, [waiter(1)], policy(2))) == []
+    assert admitted(decide(snapshot, [waiter(1)], policy(3))) == ["inc-001"]
 
 
 def test_a_group_that_has_no_gpu_node_is_no_part_of_the_fleet() -> None:
@@ -246,9 +281,12 @@ def test_a_group_that_has_no_gpu_node_is_no_part_of_the_fleet() -> None:
 
 
 def test_nodes_that_are_gone_do_not_shrink_the_denominator() -> None:
-    snapshot = fleet([node(1), node(2)], {"a": 10})
-    dispatch = decide(snapshot, [waiter(1), waiter(2)], policy(9, 20))
-    assert len(dispatch.admitted) == 2
+    snapshot = fleet([node(n) for n in range(1, 9)], {"a": 10})
+
+    dispatch = decide(snapshot, [waiter(n) for n in range(1, 9)], policy(9, 50))
+
+    # Half of ten, less the two that are missing; half of the eight that are left would be two.
+    assert len(dispatch.admitted) == 3
 
 
 def test_a_long_list_of_unavailable_nodes_is_cut() -> None:
@@ -325,7 +363,11 @@ def test_replacements_of_one_decision_count_among_each_other() -> None:
     dispatch = decide(snapshot, [waiter(n) for n in range(1, 6)], policy(limits=rate))
 
     assert len(dispatch.admitted) == 2
-    assert dispatch.guard.replacements == (NOW, NOW)
+    # Each time is the name of its unit, so that a release can give back exactly its own.
+    assert dispatch.guard.replacements == (NOW, NOW + timedelta(microseconds=1))
+    assert {one.taken_at for one in dispatch.guard.slots.values()} == set(
+        dispatch.guard.replacements
+    )
 
 
 def test_what_is_older_than_a_day_is_forgotten() -> None:
@@ -432,6 +474,32 @@ def test_what_the_operator_excluded_is_left_alone(word: str) -> None:
     assert (ended.outcome, ended.reason.code) == (Outcome.SKIPPED, "excluded")
 
 
+@pytest.mark.parametrize("state", ["Terminating:Wait", "Standby", "Pending", "Detached"])
+def test_a_waiter_whose_group_has_given_its_instance_up_ends_before_slot_and_rate(
+    state: str,
+) -> None:
+    snapshot = fleet([node(1), node(2)])
+    group = replace(snapshot.groups["a"], instances={"i-00000001": state})
+    rate = Limits(MaxUnavailable(0, 100), ReplacementRate(0, 0))
+
+    dispatch = decide(replace(snapshot, groups={"a": group}), [waiter(1)], policy(limits=rate))
+
+    (ended,) = dispatch.ended
+    assert (ended.outcome, ended.reason.code) == (Outcome.SKIPPED, "other_remediator")
+    assert f"i-00000001 is {state} in a" in ended.reason.text
+    assert (dispatch.guard.slots, dispatch.guard.replacements) == ({}, ())
+
+
+def test_by_hand_what_a_scan_attached_neither_ends_nor_delays_the_waiter() -> None:
+    asked = waiter(1, None, findings=(finding(Verdict.SUSPECT),))
+    rules = policy(plans={FaultClass.XID: ()}, startup_grace_s=10**6)
+    snapshot = fleet([node(1), node(2), node(3)])
+
+    dispatch = decide(snapshot, [waiter(2, Verdict.DEGRADED), asked], rules)
+
+    assert admitted(dispatch) == ["inc-001"]
+
+
 def test_a_node_of_exactly_the_grace_or_of_unknown_age_is_a_candidate() -> None:
     for created_at in (NOW - timedelta(minutes=30), None):
         snapshot = fleet([node(1, created_at=created_at)])
@@ -473,6 +541,18 @@ def test_a_release_gives_back_this_incidents_slot_only() -> None:
     assert release(guard, "inc-777") is guard
 
 
+def test_a_release_refunds_exactly_its_own_unit_of_the_rate_where_nothing_was_replaced() -> None:
+    snapshot = fleet(node(n) for n in range(1, 4))
+    guard = Guard(CLUSTER, replacements=(NOW - timedelta(minutes=5),))
+    guard = decide(snapshot, [waiter(1), waiter(2)], policy(), guard).guard
+    assert len(guard.replacements) == 3
+
+    refunded = release(guard, "inc-001", refunds=True)
+    assert refunded.replacements == (NOW - timedelta(minutes=5), guard.slots["u2"].taken_at)
+    assert release(guard, "inc-001").replacements == guard.replacements
+    assert release(refunded, "inc-001", refunds=True) is refunded
+
+
 def test_a_slot_may_be_taken_over_only_long_after_its_lease() -> None:
     guard = guard_with(slot(1))
     end = NOW + FIRST_LEASE
@@ -499,6 +579,25 @@ def test_a_node_should_have_as_many_gpus_as_its_best_peer() -> None:
     assert snapshot.expected_gpus(unknown, table) == 0
 
 
+@pytest.mark.parametrize(
+    ("offered", "gpus"), [(8, 8), (0, 0), (56, 56), (2, 2)], ids=["whole", "mig", "slices", "few"]
+)
+def test_nodes_of_a_type_offer_what_their_peers_offer_and_report_what_the_table_says(
+    offered: int, gpus: int
+) -> None:
+    table = {"p5.48xlarge": 8}
+    mine = node(1, gpu_capacity=0)
+    snapshot = fleet([mine, node(2, gpu_capacity=offered)])
+
+    assert snapshot.expected_gpus(mine, table) == gpus
+    assert snapshot.expected_uuids(mine, table) == 8
+
+
+def test_a_node_of_an_unknown_type_reports_as_many_gpus_as_it_has_and_at_least_one() -> None:
+    assert FleetSnapshot.expected_uuids(node(1, gpu_capacity=4), {}) == 4
+    assert FleetSnapshot.expected_uuids(node(1, gpu_capacity=0), {}) == 1
+
+
 # --- properties -----------------------------------------------------------------------------------
 
 SIZES = st.integers(1, 12)
@@ -507,6 +606,8 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("fault"), st.integers(1, 12), VERDICTS),
         st.tuples(st.just("release"), st.integers(1, 12), st.none()),
+        st.tuples(st.just("vanish"), st.integers(1, 12), st.none()),
+        st.tuples(st.just("join"), st.integers(1, 12), st.none()),
         st.tuples(st.just("cordon"), st.integers(1, 12), st.none()),
         st.tuples(st.just("uncordon"), st.integers(1, 12), st.none()),
         st.tuples(st.just("wait"), st.integers(1, 12), st.none()),
@@ -523,6 +624,8 @@ class World:
         self.guard = Guard(CLUSTER)
         self.now = NOW
         self.cordoned: set[int] = set()
+        self.vanished: set[int] = set()
+        """Nodes that the group cannot launch; desired capacity counts them still."""
         self.waiting: dict[int, Incident] = {}
         self.serial = 0
 
@@ -535,6 +638,10 @@ class World:
                 self.waiting[number] = replace(fresh, opened_at=self.now)
             case "release" if f"u{number}" in self.guard.slots:
                 self.guard = release(self.guard, self.guard.slots[f"u{number}"].incident_id)
+            case "vanish":
+                self.vanished.add(number)
+            case "join":
+                self.vanished.discard(number)
             case "cordon":
                 self.cordoned.add(number)
             case "uncordon":
@@ -544,8 +651,9 @@ class World:
 
     def snapshot(self) -> FleetSnapshot:
         """The fleet as it is."""
-        numbers = range(1, self.size + 1)
-        return fleet(node(n, is_unschedulable=n in self.cordoned) for n in numbers)
+        numbers = set(range(1, self.size + 1)) - self.vanished
+        nodes = [node(n, is_unschedulable=n in self.cordoned) for n in sorted(numbers)]
+        return fleet(nodes, {"a": self.size})
 
     def decide(self, rules: Policy) -> Dispatch:
         """Decide, and let those who are admitted or ended wait no longer."""
@@ -553,7 +661,11 @@ class World:
         dispatch = decide_dispatch(self.guard, self.snapshot(), inputs, rules, self.now)
         again = decide_dispatch(self.guard, self.snapshot(), inputs[::-1], rules, self.now)
         assert dispatch == again
-        everyone = (*dispatch.admitted, *dispatch.kept, *dispatch.ended)
+        everyone: tuple[Admitted | Kept | Ended, ...] = (
+            *dispatch.admitted,
+            *dispatch.kept,
+            *dispatch.ended,
+        )
         assert {one.incident.id for one in everyone} == {one.id for one in inputs}
         assert all(one.reason.code and one.reason.text for one in everyone)
         still = {one.incident.id for one in dispatch.kept}

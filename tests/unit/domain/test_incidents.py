@@ -199,7 +199,10 @@ def test_the_most_severe_and_then_the_earliest_finding_decides() -> None:
 
 
 def test_by_hand_the_persons_word_is_the_fault() -> None:
-    manual = incident(findings=(), requested_by="alice", request_reason="noise")
+    assert incident(findings=()).primary is None
+    # Also when a scan has attached what it saw.
+    manual = incident(origin=Origin.HAND, requested_by="alice", request_reason="noise")
+    assert manual.findings
     assert manual.primary is None
     assert (manual.fault_class, manual.fault_kind) == (FaultClass.MANUAL, FaultKind.LEVEL)
     assert manual.fault_text == "requested by alice: noise"

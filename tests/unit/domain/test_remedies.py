@@ -18,13 +18,13 @@ CALLS_NOBODY = {
     "admitted", "confirmed", "drained", "dry_run", "proven", "recovered", "replace", "replaced",
     "restored", "node_gone", "node_leaving", "not_cordoned_by_us",
     # ends that leave nothing to do
-    "already_gone", "already_open", "excluded", "no_terminal_action", "node_replaced",
+    "already_gone", "already_open", "cluster_unknown", "excluded", "no_terminal_action", "node_replaced",
     "not_confirmed", "rebooted", "superseded", "uncordoned", "unresolved_node", "unverifiable",
     "warm_up",
     # what is waited for
     "capacity_guard", "node_busy", "rate_limit",
     # inside another reason only
-    "metrics_missing", "no_finding", "rule_unknown",
+    "boot_unknown", "metrics_missing", "no_finding", "rule_unknown",
 }  # fmt: skip
 """Codes in the source that never end NEEDS_HUMAN by themselves. A new code belongs here or into
 REMEDIES, and this test asks which."""

@@ -73,28 +73,48 @@ def test_there_are_examples_to_hold() -> None:
 @pytest.mark.parametrize(
     ("outcome", "code", "kind", "hold"),
     [
-        # What was not judged may open again at once.
-        (Outcome.SKIPPED, "unverifiable", FaultKind.EVENT, None),
-        (Outcome.SKIPPED, "unverifiable", FaultKind.LEVEL, None),
-        (Outcome.SKIPPED, "capacity_guard", FaultKind.EVENT, None),
-        (Outcome.SKIPPED, "rate_limit", FaultKind.LEVEL, None),
-        (Outcome.SKIPPED, "node_busy", FaultKind.LEVEL, None),
-        (Outcome.SKIPPED, "expired", FaultKind.EVENT, None),
-        # An event is handled once per boot, however it ended.
-        (Outcome.REPLACED, "replaced", FaultKind.EVENT, FOR_THIS_BOOT),
+        # A person's, or on its way out: nothing more to open on this boot, whatever the reason.
+        *(
+            (outcome, code, kind, FOR_THIS_BOOT)
+            for outcome, code in (
+                (Outcome.NEEDS_HUMAN, "x"),
+                (Outcome.NEEDS_HUMAN, "execution_failed"),
+                (Outcome.NEEDS_HUMAN, "cluster_unavailable"),
+                (Outcome.REPLACED, "replaced"),
+            )
+            for kind in FaultKind
+        ),
+        # Skipped: the reason says for how long. What was not judged may open again at once.
+        *(
+            (Outcome.SKIPPED, code, kind, hold)
+            for code, hold in (
+                ("aws_unavailable", None),
+                ("capacity_guard", None),
+                ("cluster_unavailable", None),
+                ("execution_failed", None),
+                ("expired", None),
+                ("node_busy", None),
+                ("policy_invalid", None),
+                ("rate_limit", None),
+                ("step_timed_out", None),
+                ("unverifiable", None),
+                ("warm_up", WARM_UP),
+                ("not_confirmed", FOR_THIS_BOOT),
+                ("excluded", QUIET),
+                ("other_remediator", QUIET),
+                ("mode_changed", QUIET),
+            )
+            for kind in FaultKind
+        ),
+        *((Outcome.ABORTED_BY_OPERATOR, "uncordoned", kind, QUIET) for kind in FaultKind),
+        *((Outcome.SUPERSEDED, "superseded", kind, None) for kind in FaultKind),
+        # An event is told once per boot; a level can be read again.
         (Outcome.OBSERVED, "dry_run", FaultKind.EVENT, FOR_THIS_BOOT),
-        (Outcome.NEEDS_HUMAN, "x", FaultKind.EVENT, FOR_THIS_BOOT),
-        (Outcome.SUPERSEDED, "superseded", FaultKind.EVENT, None),
-        # A level can be read again.
-        (Outcome.NEEDS_HUMAN, "x", FaultKind.LEVEL, FOR_THIS_BOOT),
         (Outcome.OBSERVED, "dry_run", FaultKind.LEVEL, QUIET),
-        (Outcome.ABORTED_BY_OPERATOR, "uncordoned", FaultKind.LEVEL, QUIET),
-        (Outcome.SKIPPED, "excluded", FaultKind.LEVEL, QUIET),
-        (Outcome.SKIPPED, "warm_up", FaultKind.LEVEL, WARM_UP),
-        (Outcome.REPLACED, "replaced", FaultKind.LEVEL, None),
-        (Outcome.REBOOTED, "x", FaultKind.LEVEL, None),
+        (Outcome.RECOVERED, "rebooted", FaultKind.EVENT, FOR_THIS_BOOT),
         (Outcome.RECOVERED, "recovered", FaultKind.LEVEL, None),
-        (Outcome.SUPERSEDED, "superseded", FaultKind.LEVEL, None),
+        (Outcome.REBOOTED, "x", FaultKind.EVENT, FOR_THIS_BOOT),
+        (Outcome.REBOOTED, "x", FaultKind.LEVEL, None),
     ],
 )
 def test_a_handled_fault_is_held_as_long_as_its_end_asks(
@@ -380,16 +400,17 @@ def test_an_invalid_input_names_field_problem_and_remedy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "cls"),
+    ("name", "cls", "text"),
     [
-        ("ClusterForbiddenError", errors.ClusterForbiddenError),
-        ("PolicyInvalidError", errors.PolicyInvalidError),
-        ("InvalidInputError", errors.PermanentError),
-        ("AwsUnavailableError", errors.PermanentError),
-        ("KeyError", errors.PermanentError),
+        ("ClusterForbiddenError", errors.ClusterForbiddenError, "words"),
+        ("PolicyInvalidError", errors.PolicyInvalidError, "words"),
+        # One that is not made again is named at least.
+        ("InvalidInputError", errors.PermanentError, "InvalidInputError: words"),
+        ("AwsUnavailableError", errors.PermanentError, "AwsUnavailableError: words"),
+        ("KeyError", errors.PermanentError, "KeyError: words"),
     ],
 )
-def test_an_error_is_made_again_by_its_name(name: str, cls: type[Exception]) -> None:
+def test_an_error_is_made_again_by_its_name(name: str, cls: type[Exception], text: str) -> None:
     error = errors.error_of(name, "words")
     assert type(error) is cls
-    assert str(error) == "words"
+    assert str(error) == text

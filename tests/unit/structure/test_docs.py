@@ -5,13 +5,14 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from local.rbac import load_rbac
+from local.scenario import Expect, InjectedApiFault, Person, ScenarioDocument, TimelineEntry
 from nodemend.adapters.kubernetes_cluster import _Request
 from nodemend.adapters.outbox import ACTIONS, counters_of
 from nodemend.catalogue import load_catalogue
@@ -291,6 +292,25 @@ def test_the_commented_parts_of_the_example_policy_parse_too():
     policy = parse_policy(yaml.safe_load(text), "1")
     assert policy.groups[0].mode is Mode.ENFORCE
     assert policy.clusters[0].matcher == 'cluster="train-a"'
+
+
+def test_the_scenario_of_the_operations_page_parses_and_so_does_its_policy():
+    section = _text("docs/OPERATIONS.md").split("## Rehearse a policy")[1].split("\n## ")[0]
+    (shown,) = re.findall(r"```yaml\n(.+?)```", section, re.DOTALL)
+    scenario = ScenarioDocument.model_validate(yaml.safe_load(shown))
+    policy = parse_policy({"schema_version": 1, **scenario.policy}, "1")
+    check_rules(policy, {rule.id: tuple(rule.thresholds) for rule in load_catalogue().rules})
+    assert set(scenario.expect.events) <= set(DetailType)
+    assert {entry.when.event for entry in scenario.timeline if entry.when} <= set(DetailType)
+
+
+def test_the_operations_page_names_every_way_of_a_scenario():
+    section = _text("docs/OPERATIONS.md").split("## Rehearse a policy")[1].split("\n## ")[0]
+    section = re.sub(r"```.*?```", "", section, flags=re.DOTALL)
+    for model in (TimelineEntry, Expect, InjectedApiFault):
+        assert set(model.model_fields) <= _words(section) | {"expect"}, model.__name__
+    for field in (Person.model_fields["do"], InjectedApiFault.model_fields["how"]):
+        assert set(get_args(field.annotation)) <= _words(section)
 
 
 # --- sample inputs ------------------------------------------------------------------------------

@@ -117,6 +117,15 @@ def test_queue_outlasts_the_retries_of_its_function(name):
             assert visible_s >= 6 * timeout_s
 
 
+def test_a_batch_of_faults_fits_into_the_time_out_though_every_call_hangs():
+    """A Kubernetes API that hangs costs each message its connection and its answer."""
+    properties = lambda_functions()["OpenIncidentFunction"]
+    (queue,) = (e for e in properties["Events"].values() if e["Type"] == "SQS")
+    timeout_s = properties.get("Timeout", template()["Globals"]["Function"]["Timeout"])
+
+    assert queue["Properties"]["BatchSize"] * 6 < timeout_s
+
+
 @EVERY
 def test_no_schedule_repeats_a_stale_run(name):
     for event in lambda_functions()[name].get("Events", {}).values():

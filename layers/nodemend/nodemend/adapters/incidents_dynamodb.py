@@ -222,24 +222,14 @@ class DynamoIncidents:
             )
         return replace(stored, new_events=())
 
-    def list_open(self, cluster: str) -> Sequence[Incident]:
-        """Return incidents that are not closed, oldest first.
+    def list_open(self, cluster: str | None) -> Sequence[Incident]:
+        """Return incidents that are not closed, oldest first; None: of all clusters.
 
         The index is eventually consistent, the records behind it are read consistently: none
         that is closed is returned. One that cannot be read is logged and left out, so that it
         does not stop all others.
         """
-        pages = self._client.get_paginator("query").paginate(
-            TableName=self._table,
-            IndexName=OPEN_INDEX,
-            KeyConditionExpression="open_cluster = :cluster",
-            ProjectionExpression="pk, sk",
-            ExpressionAttributeValues={":cluster": {"S": cluster}},
-        )
-        with translating("dynamodb:Query"):
-            keys: list[Item] = [
-                {"pk": item["pk"], "sk": item["sk"]} for page in pages for item in page["Items"]
-            ]
+        keys = self._open_keys(cluster)
         found = []
         for item in batch_get(self._client, self._table, keys, consistent=True):
             try:
@@ -250,6 +240,25 @@ class DynamoIncidents:
             if not incident.is_closed:
                 found.append(incident)
         return sorted(found, key=lambda incident: (incident.opened_at, incident.id))
+
+    def _open_keys(self, cluster: str | None) -> list[Item]:
+        index = {
+            "TableName": self._table,
+            "IndexName": OPEN_INDEX,
+            "ProjectionExpression": "pk, sk",
+        }
+        if cluster is None:
+            # The index holds open incidents only, so that reading all of it is cheap.
+            with translating("dynamodb:Scan"):
+                scanned = self._client.get_paginator("scan").paginate(**index)  # type: ignore[arg-type]
+                return [{"pk": i["pk"], "sk": i["sk"]} for page in scanned for i in page["Items"]]
+        with translating("dynamodb:Query"):
+            queried = self._client.get_paginator("query").paginate(
+                KeyConditionExpression="open_cluster = :cluster",
+                ExpressionAttributeValues={":cluster": {"S": cluster}},
+                **index,  # type: ignore[arg-type]
+            )
+            return [{"pk": i["pk"], "sk": i["sk"]} for page in queried for i in page["Items"]]
 
     # --- claims and the ledger ------------------------------------------------------------------
 

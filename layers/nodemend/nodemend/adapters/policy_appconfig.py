@@ -16,11 +16,21 @@ from typing import TYPE_CHECKING, Any, cast
 import yaml
 from aws_lambda_powertools.utilities.parameters import AppConfigProvider
 from aws_lambda_powertools.utilities.parameters.exceptions import GetParameterError
-from botocore.exceptions import ClientError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    PartialCredentialsError,
+)
 
-from nodemend.adapters._aws import error_code
+from nodemend.adapters._aws import error_code, translated
 from nodemend.application.ports import Clock
-from nodemend.domain.errors import PolicyInvalidError
+from nodemend.domain.errors import (
+    AwsForbiddenError,
+    AwsUnavailableError,
+    NodemendError,
+    PolicyInvalidError,
+)
 from nodemend.domain.policy import ClusterPolicy, Policy
 
 if TYPE_CHECKING:
@@ -71,8 +81,9 @@ class AppConfigPolicies:
         """Return the policy in force; the built-in dry run if none was ever deployed.
 
         Raises:
-            PolicyInvalidError: if one is deployed that cannot be read or is invalid, also if it
-                cannot be told whether one is.
+            PolicyInvalidError: if one is deployed and is invalid or gone.
+            AwsUnavailableError, AwsForbiddenError: if AppConfig could not be asked: it is not the
+                built-in policy that holds then.
         """
         if self._none_until is None or self._clock.now() >= self._none_until:
             content = self._content()
@@ -97,7 +108,7 @@ class AppConfigPolicies:
                 if self._is_nothing_deployed(second):
                     self._accept_none(second)
                     return None
-                raise PolicyInvalidError(f"the policy is unreadable: {_cause(second)}") from second
+                raise _unreadable(second) from second
         self._was_deployed = True
         self._none_until = None
         return content
@@ -170,6 +181,24 @@ class _Session:
         if content:
             self.version_label = answer.get("VersionLabel", "")
         return {**answer, "Configuration": io.BytesIO(content)}
+
+
+def _unreadable(error: GetParameterError) -> NodemendError:
+    """Tell trouble on the way, which passes, from a policy that cannot be used."""
+    cause = _cause(error)
+    action = "appconfig:GetLatestConfiguration"
+    if isinstance(cause, ClientError):
+        known = translated(action, cause)
+        if isinstance(known, AwsUnavailableError | AwsForbiddenError):
+            return known
+        if error_code(cause) == "BadRequestException" and "Details" in cause.response:
+            # The token was spent on an answer that never came.
+            return AwsUnavailableError(f"{action}: answers get lost: {cause}")
+    if isinstance(cause, NoCredentialsError | PartialCredentialsError):
+        return AwsForbiddenError(f"{action}: {cause}")
+    if isinstance(cause, BotoCoreError):
+        return AwsUnavailableError(f"{action}: {cause}")
+    return PolicyInvalidError(f"the policy is unreadable: {cause}")
 
 
 def _cause(error: GetParameterError) -> BaseException:

@@ -7,7 +7,6 @@ from nodemend.application.dispatch_incidents import (
     DispatchPorts,
     admit,
     decide_and_store,
-    take_snapshot,
 )
 from nodemend.application.open_incident import opened
 from nodemend.application.ports import Cluster
@@ -113,6 +112,9 @@ def _by_hand(
     incident = known or _open(parsed, request, cluster, policy, ports)
     if incident.verdict is not None or incident.is_closed:
         return incident
+    incident = _claim(incident, ports)
+    if incident.verdict is not None:
+        return incident
     return _take_slot(incident, cluster_policy, cluster, policy, ports)
 
 
@@ -143,18 +145,22 @@ def _open(
     now = ports.clock.now()
     mode = policy.mode_for(node.labels)
     incident = opened(_new_incident(parsed, request, node, mode, now), now)
-    holder = _claim_node(incident, ports)
-    if holder != incident.id:
-        incident = _reject(
-            incident,
-            Reason("already_open", f"incident {holder} is open for {node.ref.name} already"),
-            ports,
-        )
-    if not ports.incidents.create(incident):
-        stored = ports.incidents.get(incident.id)
-        return stored or incident
-    ports.outbox.publish(incident.id, event_ids(incident))
+    # The record comes first: a pointer to an incident that was never stored would block the node.
+    if ports.incidents.create(incident):
+        ports.outbox.publish(incident.id, event_ids(incident))
     return ports.incidents.get(incident.id) or incident
+
+
+def _claim(incident: Incident, ports: DispatchPorts) -> Incident:
+    """Make the incident the node's open one, or end it: the node has another."""
+    holder = _claim_node(incident, ports)
+    if holder == incident.id:
+        return incident
+    reason = Reason("already_open", f"incident {holder} is open for {incident.node.name} already")
+    rejected = _reject(incident, reason, ports)
+    saved = ports.incidents.save(rejected)
+    ports.outbox.publish(saved.id, event_ids(rejected))
+    return saved
 
 
 def _claim_node(incident: Incident, ports: DispatchPorts) -> str:
@@ -199,8 +205,7 @@ def _take_slot(
     policy: Policy,
     ports: DispatchPorts,
 ) -> Incident:
-    snapshot = take_snapshot(cluster_policy, cluster, ports.capacity, ports.clock)
-    decided = decide_and_store(incident.cluster, snapshot, [incident], policy, ports)
+    decided, snapshot = decide_and_store(cluster_policy, cluster, [incident], policy, ports)
     if decided.admitted:
         admitted = admit(decided.admitted[0], cluster_policy, snapshot, policy, ports)
     elif decided.kept:

@@ -68,9 +68,12 @@ def check_repair(request: CheckRepairRequest, *, ports: RepairPorts) -> CheckRep
 
 def _claim(incident: Incident, repair: RepairRecord, ports: RepairPorts) -> RepairRecord:
     """Claim a newcomer of the group, so that two incidents never take one node as their proof."""
-    if repair.replacement_instance_id:
-        return repair
     group = ports.capacity.group(pinned_cluster(incident), repair.group)
+    claimed = repair.replacement_instance_id
+    if claimed and (group is None or not group.is_leaving(claimed)):
+        return repair
+    # Nothing claimed yet, or what was claimed died before it joined: the group launches another.
+    repair = replace(repair, replacement_instance_id="")
     for instance_id in group.newcomers(frozenset(repair.before)) if group else ():
         if ports.step.incidents.claim_instance(instance_id, incident.id):
             return replace(repair, replacement_instance_id=instance_id)

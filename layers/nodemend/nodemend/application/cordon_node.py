@@ -36,9 +36,10 @@ from nodemend.domain.incidents import (
     move,
     record,
 )
-from nodemend.domain.nodes import Node, Readiness
-from nodemend.domain.pods import Classified, PodFate, classify
+from nodemend.domain.nodes import Node
+from nodemend.domain.pods import Classified, PodFate, classify_pods
 from nodemend.domain.policy import wait_after
+from nodemend.domain.rails import why_stand_down
 from nodemend.domain.reasons import Reason
 
 logger = logging.getLogger(__name__)
@@ -70,10 +71,14 @@ def cordon_node(request: CordonNodeRequest, *, ports: StepPorts) -> CordonNodeRe
             incident = move(incident, IncidentState.CORDONING, ports.clock.now())
     cluster = ports.clusters.open(pinned_cluster(incident))
     node = observe_node(cluster, incident)
-    fates = _classify(cluster, node, ports)
+    fates = classify_pods(cluster.list_pods(node.ref.name), node, now=ports.clock.now())
     if incident.dry_run:
         ownership = plan_ownership(node, incident.id)
     else:
+        other = why_stand_down(node)
+        if other is not None:
+            commit(ports, decide_end(incident, Outcome.SKIPPED, other))
+            return CordonNodeResult(incident_id=incident.id, next="close")
         forbidden = why_mode_forbids(ports, incident, is_cordon=True)
         if forbidden is not None:
             commit(ports, decide_end(incident, Outcome.ABORTED_BY_OPERATOR, forbidden))
@@ -81,14 +86,6 @@ def cordon_node(request: CordonNodeRequest, *, ports: StepPorts) -> CordonNodeRe
         hold_lease(ports, incident, cover_s=wait_after(incident.waits.drain_poll_s, 0))
         ownership = _cordon(cluster, node, incident)
     return _report(incident, ownership, fates, cluster, ports)
-
-
-def _classify(cluster: Cluster, node: Node, ports: StepPorts) -> list[Classified]:
-    is_unreachable = node.readiness is Readiness.UNKNOWN
-    return [
-        classify(pod, now=ports.clock.now(), is_node_unreachable=is_unreachable)
-        for pod in cluster.list_pods(node.ref.name)
-    ]
 
 
 def _cordon(cluster: Cluster, node: Node, incident: Incident) -> Ownership:

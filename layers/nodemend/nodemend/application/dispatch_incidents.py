@@ -1,7 +1,8 @@
 """One decision over all incidents that wait: who may act now."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -120,22 +121,45 @@ def _dispatch_cluster(
     ports.telemetry.gauge("IncidentsWaiting", len(waiters), "Count", cluster=cluster_policy.name)
     if not waiters:
         return DispatchIncidentsResult(restarted=restarted)
-    snapshot = take_snapshot(
-        cluster_policy, ports.clusters.open(cluster_policy), ports.capacity, ports.clock
+    decided, snapshot = decide_and_store(
+        cluster_policy, ports.clusters.open(cluster_policy), waiters, policy, ports
     )
-    decided = decide_and_store(cluster_policy.name, snapshot, waiters, policy, ports)
+    failures = _Failures()
     for admission in decided.admitted:
-        _begin(admission, cluster_policy, snapshot, policy, ports)
+        with failures.of(admission.incident):
+            _begin(admission, cluster_policy, snapshot, policy, ports)
     for kept in decided.kept:
-        _keep(kept, ports)
+        with failures.of(kept.incident):
+            _keep(kept, ports)
     for ended in decided.ended:
-        _end(ended.incident, ended, ports)
+        with failures.of(ended.incident):
+            _end(ended.incident, ended, ports)
+    failures.raise_last()
     return DispatchIncidentsResult(
         admitted=len(decided.admitted),
         waiting=len(decided.kept),
         ended=len(decided.ended),
         restarted=restarted,
     )
+
+
+@dataclass(slots=True)
+class _Failures:
+    """Lets one incident's trouble wait until the others have had their turn."""
+
+    last: NodemendError | None = None
+
+    @contextmanager
+    def of(self, incident: Incident) -> Iterator[None]:
+        try:
+            yield
+        except NodemendError as error:
+            logger.exception("dispatch of incident %s failed", incident.id)
+            self.last = error
+
+    def raise_last(self) -> None:
+        if self.last is not None:
+            raise self.last
 
 
 def _open_incidents(
@@ -169,23 +193,29 @@ def take_snapshot(
 
 
 def decide_and_store(
-    cluster: str,
-    snapshot: FleetSnapshot,
+    cluster_policy: ClusterPolicy,
+    cluster: Cluster,
     waiters: Sequence[Incident],
     policy: Policy,
     ports: DispatchPorts,
-) -> Dispatch:
-    """Decide on the guard as it is, and write it; decide again if somebody wrote first.
+) -> tuple[Dispatch, FleetSnapshot]:
+    """Decide on guard and fleet as they are, and write the guard; again if somebody wrote first.
+
+    The guard is read before the fleet: what another dispatcher does in between changes its
+    version, and so a decision never rests on a fleet that is older than the guard it is written
+    with.
 
     Raises:
         ConcurrentUpdateError: if every try lost.
     """
+    name = cluster_policy.name
     for _ in range(GUARD_TRIES):
-        guard = ports.guards.load(cluster)
+        guard = ports.guards.load(name)
+        snapshot = take_snapshot(cluster_policy, cluster, ports.capacity, ports.clock)
         decided = decide_dispatch(guard, snapshot, waiters, policy, ports.clock.now())
         if not decided.admitted or ports.guards.store(decided.guard):
-            return decided
-    raise ConcurrentUpdateError(f"the guard of {cluster} changed {GUARD_TRIES} times in a row")
+            return decided, snapshot
+    raise ConcurrentUpdateError(f"the guard of {name} changed {GUARD_TRIES} times in a row")
 
 
 def admit(
@@ -210,6 +240,9 @@ def admit(
         node_labels=admission.node.labels,
         group=admission.group,
         expected_gpus=snapshot.expected_gpus(admission.node, ports.catalogue.gpus_by_instance_type),
+        expected_uuids=snapshot.expected_uuids(
+            admission.node, ports.catalogue.gpus_by_instance_type
+        ),
         waiting_for="",
     )
     return record(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from nodemend.application.ports import Cluster
-from nodemend.application.restoring import restore
+from nodemend.application.restoring import restore, uncordoned
 from nodemend.application.steps import (
     Progress,
     StepPorts,
@@ -31,7 +31,7 @@ from nodemend.domain.incidents import (
     move,
     record,
 )
-from nodemend.domain.nodes import Node, Readiness
+from nodemend.domain.nodes import Node
 from nodemend.domain.pods import (
     Classified,
     DisruptionBudget,
@@ -39,7 +39,7 @@ from nodemend.domain.pods import (
     EvictionVerdict,
     Pod,
     PodFate,
-    classify,
+    classify_pods,
 )
 from nodemend.domain.policy import wait_after
 from nodemend.domain.reasons import Reason
@@ -94,11 +94,11 @@ def drain_node(request: DrainNodeRequest, *, ports: StepPorts) -> DrainNodeResul
     drain = incident.drain or DrainRecord(started_at=now)
     cluster = ports.clusters.open(pinned_cluster(incident))
     node = observe_node(cluster, incident)
-    fates = _classify(cluster, node, now)
+    fates = classify_pods(cluster.list_pods(node.ref.name), node, now=now)
     if incident.dry_run:
         return _rehearse(incident, drain, fates, cluster, ports)
     if not node.is_unschedulable:
-        return _uncordoned(incident, cluster, ports)
+        return _uncordoned(incident, node, cluster, ports)
     stopped = why_mode_forbids(ports, incident, is_cordon=False)
     if stopped is not None:
         commit(ports, decide_end(incident, Outcome.ABORTED_BY_OPERATOR, stopped))
@@ -111,19 +111,12 @@ def drain_node(request: DrainNodeRequest, *, ports: StepPorts) -> DrainNodeResul
     return _after_slice(incident, drain, done, cluster, wait_s, ports)
 
 
-def _classify(cluster: Cluster, node: Node, now: datetime) -> list[Classified]:
-    is_unreachable = node.readiness is Readiness.UNKNOWN
-    pods = sorted(cluster.list_pods(node.ref.name), key=lambda pod: pod.id)
-    return [classify(pod, now=now, is_node_unreachable=is_unreachable) for pod in pods]
-
-
-def _uncordoned(incident: Incident, cluster: Cluster, ports: StepPorts) -> DrainNodeResult:
+def _uncordoned(
+    incident: Incident, node: Node, cluster: Cluster, ports: StepPorts
+) -> DrainNodeResult:
     """Somebody wants the node back: take off the rest of our cordon, and keep off the node."""
     restore(cluster, incident)
-    reason = Reason(
-        "uncordoned", f"somebody has uncordoned {incident.node.name}: nodemend keeps off it"
-    )
-    commit(ports, decide_end(incident, Outcome.ABORTED_BY_OPERATOR, reason))
+    commit(ports, decide_end(incident, Outcome.ABORTED_BY_OPERATOR, uncordoned(node)))
     return DrainNodeResult(incident_id=incident.id, next="close")
 
 
@@ -190,7 +183,10 @@ def _after_slice(
         updated = _progress(updated, blocks, now)
     if done.forbidden:
         commit(ports, updated)
-        raise ClusterForbiddenError(done.forbidden)
+        raise ClusterForbiddenError(
+            f"cluster {incident.cluster} does not allow nodemend to create pods/eviction: "
+            f"{done.forbidden}. Remedy: apply docs/kubernetes/rbac.yaml."
+        )
     if now - drain.started_at >= timedelta(seconds=incident.deadlines.drain_s):
         reason = _why_too_late(incident, blocks, done)
         commit(ports, escalate(updated, reason, step=STEP, now=now))

@@ -29,14 +29,14 @@ from nodemend.domain.incidents import (
     event_ids,
     record,
 )
-from nodemend.domain.ledger import ledger_keys
+from nodemend.domain.ledger import OCCURRENCE_VALID, ledger_keys
 from nodemend.domain.nodes import Node, NodeRef, is_instance_id
 from nodemend.domain.reasons import Reason
 
 STEP = "open_incident"
 
-OCCURRENCE_VALID = timedelta(minutes=15)
-"""Evidence older than this is a late message about the past and opens nothing."""
+CLOCK_SKEW = timedelta(minutes=2)
+"""Evidence may be this far in the future; further, somebody's clock or message is wrong."""
 
 ATTACH_TRIES = 4
 
@@ -92,7 +92,7 @@ def open_incident(fault: GpuFaultDetected, *, ports: OpenIncidentPorts) -> str |
 
 def _current(fault: GpuFaultDetected, now: datetime, telemetry: Telemetry) -> tuple[Finding, ...]:
     findings = tuple(model.to_finding(fault.cluster) for model in fault.findings)
-    fresh = tuple(f for f in findings if now - f.evidence.at <= OCCURRENCE_VALID)
+    fresh = tuple(f for f in findings if -CLOCK_SKEW <= now - f.evidence.at <= OCCURRENCE_VALID)
     if len(fresh) < len(findings):
         telemetry.count(
             "FindingsSuppressed", len(findings) - len(fresh), cluster=fault.cluster, why="stale"

@@ -233,8 +233,8 @@ class Incidents(Protocol):
         """
         ...
 
-    def list_open(self, cluster: str) -> Sequence[Incident]:
-        """Return incidents that are not closed (eventually consistent)."""
+    def list_open(self, cluster: str | None) -> Sequence[Incident]:
+        """Return incidents that are not closed (eventually consistent); None: of all clusters."""
         ...
 
     def claim_instance(self, instance_id: str, incident_id: str) -> bool:
@@ -341,7 +341,8 @@ class Policies(Protocol):
         """Return the policy, at most 30 s old; the built-in dry run if none was ever deployed.
 
         Raises:
-            PolicyInvalidError: if one is deployed that cannot be read or is invalid.
+            PolicyInvalidError: if one is deployed and is invalid or gone.
+            AwsUnavailableError, AwsForbiddenError: if the policy's store could not be asked.
         """
         ...
 

@@ -4,6 +4,7 @@ from nodemend.application.ports import Cluster
 from nodemend.domain.cordon import ownership_of, restore_patch
 from nodemend.domain.errors import ConcurrentUpdateError
 from nodemend.domain.incidents import Incident
+from nodemend.domain.nodes import Node
 from nodemend.domain.reasons import Reason
 
 PATCH_TRIES = 4
@@ -32,3 +33,8 @@ def restore(cluster: Cluster, incident: Incident) -> tuple[Reason, bool]:
             restored = Reason("restored", f"{name} is as it was before")
             return restored, not ownership.was_unschedulable
     raise ConcurrentUpdateError(f"node {name} changed {PATCH_TRIES} times in a row")
+
+
+def uncordoned(node: Node) -> Reason:
+    """Return the reason for keeping off a node whose cordon somebody has taken away."""
+    return Reason("uncordoned", f"somebody has uncordoned {node.ref.name}: nodemend keeps off it")

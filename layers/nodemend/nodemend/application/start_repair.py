@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from nodemend.application.ports import Capacity
+from nodemend.application.ports import Capacity, Cluster
+from nodemend.application.restoring import restore, uncordoned
 from nodemend.application.steps import (
     Progress,
     StepPorts,
@@ -16,6 +17,7 @@ from nodemend.application.steps import (
 )
 from nodemend.contracts.steps import StartRepairRequest, StartRepairResult
 from nodemend.domain.capacity import AutoScalingGroup, kind_of, why_not_replaceable
+from nodemend.domain.cordon import is_cordoned_by
 from nodemend.domain.escalation import escalate
 from nodemend.domain.events import DetailType
 from nodemend.domain.faults import Rung
@@ -28,7 +30,10 @@ from nodemend.domain.incidents import (
     move,
     record,
 )
+from nodemend.domain.nodes import Node
+from nodemend.domain.pods import PodFate, classify_pods
 from nodemend.domain.policy import wait_after
+from nodemend.domain.rails import why_stand_down
 from nodemend.domain.reasons import Reason
 
 STEP = "start_repair"
@@ -68,28 +73,54 @@ def start_repair(request: StartRepairRequest, *, ports: RepairPorts) -> StartRep
     if incident.rung is not Rung.REPLACE or group is None:
         why = Reason("no_repair_left", "the plan has no further repair: a person must act")
         return _give_up(incident, why, ports)
-    blocked = _why_not(incident, group, ports)
-    if blocked is not None:
-        return _give_up(incident, blocked, ports)
+    if incident.repair is not None and group.is_leaving(incident.node.instance_id):
+        return _started(incident, group, ports)  # an earlier try has asked for it
+    ended = _last_look(incident, group, ports)
+    if ended is not None:
+        return ended
     if incident.repair is None:
         incident = commit(ports.step, _noted(incident, group, ports))
-    stopped = why_mode_forbids(ports.step, incident, is_cordon=False)
-    if stopped is not None:
-        commit(ports.step, decide_end(incident, Outcome.ABORTED_BY_OPERATOR, stopped))
-        return StartRepairResult(incident_id=incident.id, next="close")
-    if not group.is_leaving(incident.node.instance_id):
-        hold_lease(ports.step, incident, cover_s=wait_after(incident.waits.check_poll_s, 0))
-        ports.capacity.terminate(cluster_policy, incident.node.instance_id)
+    hold_lease(ports.step, incident, cover_s=wait_after(incident.waits.check_poll_s, 0))
+    ports.capacity.terminate(cluster_policy, incident.node.instance_id)
     return _started(incident, group, ports)
 
 
-def _why_not(incident: Incident, group: AutoScalingGroup, ports: RepairPorts) -> Reason | None:
-    if incident.repair is not None and group.is_leaving(incident.node.instance_id):
-        return None  # an earlier try has asked for it
-    node = observe_node(ports.step.clusters.open(pinned_cluster(incident)), incident)
+def _last_look(
+    incident: Incident, group: AutoScalingGroup, ports: RepairPorts
+) -> StartRepairResult | None:
+    """Look once more, directly before what cannot be undone; None: go on.
+
+    Between the drain and this moment lie retries: a person may have taken the node back, another
+    remediator may have come, a pod may run there again.
+    """
+    cluster = ports.step.clusters.open(pinned_cluster(incident))
+    node = observe_node(cluster, incident)
+    stopped = why_mode_forbids(ports.step, incident, is_cordon=False)
+    if not is_cordoned_by(node, incident.id):
+        restore(cluster, incident)
+        stopped = uncordoned(node)
+    if stopped is not None:
+        commit(ports.step, decide_end(incident, Outcome.ABORTED_BY_OPERATOR, stopped))
+        return StartRepairResult(incident_id=incident.id, next="close")
+    blocked = (
+        why_stand_down(node)
+        or _why_not_drained(incident, node, cluster, ports)
+        or why_not_replaceable(node, kind_of(node, is_in_group=True), group)
+    )
+    return _give_up(incident, blocked, ports) if blocked is not None else None
+
+
+def _why_not_drained(
+    incident: Incident, node: Node, cluster: Cluster, ports: RepairPorts
+) -> Reason | None:
+    name = node.ref.name
     if incident.drain is None or not incident.drain.is_drained:
-        return Reason("not_drained", f"{node.ref.name} was not drained, so it is not replaced")
-    return why_not_replaceable(node, kind_of(node, is_in_group=True), group)
+        return Reason("not_drained", f"{name} was not drained, so it is not replaced")
+    fates = classify_pods(cluster.list_pods(name), node, now=ports.step.clock.now())
+    left = [item.pod.id for item in fates if item.fate in (PodFate.EVICT, PodFate.WAIT)]
+    if left:
+        return Reason("not_drained", f"{len(left)} pods run on {name} again, such as {left[0]}")
+    return None
 
 
 def _noted(incident: Incident, group: AutoScalingGroup, ports: RepairPorts) -> Incident:

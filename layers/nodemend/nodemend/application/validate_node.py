@@ -21,7 +21,7 @@ from nodemend.contracts.steps import ValidateNodeRequest, ValidateNodeResult
 from nodemend.domain.errors import InvalidInputError
 from nodemend.domain.escalation import escalate
 from nodemend.domain.events import DetailType
-from nodemend.domain.findings import NODE_LABELS
+from nodemend.domain.findings import NODE_LABELS, is_blank
 from nodemend.domain.incidents import Incident, IncidentState, RepairRecord, move, record
 from nodemend.domain.nodes import NodeRef
 from nodemend.domain.policy import wait_after
@@ -73,7 +73,7 @@ def _why_not_clean(incident: Incident, ref: NodeRef, ports: VerifyPorts) -> Reas
         return unfit
     now = ports.step.clock.now()
     seen = detect(
-        ports.catalogue.rules,
+        ports.catalogue.about_nodes(),
         cluster=cluster_policy,
         metrics=ports.metrics,
         catalogue=ports.catalogue,
@@ -98,12 +98,17 @@ def _why_not_seen(
     for answer in answers.values():
         if answer.problem is not None:
             return Reason("metrics_unknown", f"{ref.name}: {answer.problem}")
-    counts = [int(s.value) for answer in answers.values() for s in answer.samples]
+    counts = [
+        int(sample.value)
+        for answer in answers.values()
+        for sample in answer.samples
+        if not is_blank(sample.value)
+    ]
     reporting = max(counts, default=0)
-    if reporting >= incident.expected_gpus:
+    if reporting >= incident.expected_uuids:
         return None
     return Reason(
-        "metrics_missing", f"{reporting} of {incident.expected_gpus} GPUs of {ref.name} report"
+        "metrics_missing", f"{reporting} of {incident.expected_uuids} GPUs of {ref.name} report"
     )
 
 
@@ -113,7 +118,8 @@ def _counting_queries(
     names = "|".join(metric_names["gpu_temp"])
     more = f",{matcher}" if matcher else ""
     return {
-        label: f'count(count by (UUID) ({{__name__=~"{names}",{label}="{ref.name}"{more}}}))'
+        # Without a UUID label the index tells the GPUs of one node apart.
+        label: f'count(count by (UUID, gpu) ({{__name__=~"{names}",{label}="{ref.name}"{more}}}))'
         for label in _NAME_LABELS
     }
 

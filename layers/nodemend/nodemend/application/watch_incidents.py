@@ -1,9 +1,11 @@
 """The watchdog: what fell through the cracks is repaired, or handed to a person once."""
 
 import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from typing import TypeVar
 
 from nodemend.application.closing import ClosingPorts, close_and_free
 from nodemend.application.ports import (
@@ -15,12 +17,14 @@ from nodemend.application.ports import (
 )
 from nodemend.application.steps import update_guard
 from nodemend.contracts.watch import WatchIncidentsRequest, WatchIncidentsResult
-from nodemend.domain.errors import ConcurrentUpdateError
+from nodemend.domain.errors import ConcurrentUpdateError, NodemendError
 from nodemend.domain.guard import expired_slots, release
 from nodemend.domain.incidents import TOUCHES_NODE, Incident, IncidentState, Outcome
 from nodemend.domain.reasons import Reason
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 STEP = "watch_incidents"
 
@@ -46,23 +50,55 @@ def watch_incidents(request: WatchIncidentsRequest, *, ports: WatchPorts) -> Wat
     the interpreter) arrives here, as an event at once and on the schedule in any case.
 
     Raises:
-        PolicyInvalidError: if the deployed policy cannot be used (on the schedule only).
+        NodemendError: if the records could not be listed at all.
     """
     if request.ended is not None:
         incident = ports.closing.incidents.get(request.ended.name)
         closed = _close_if_left(incident, ports) if incident else 0
         return WatchIncidentsResult(closed=closed)
-    closed = freed = 0
-    for cluster in ports.policies.current().clusters:
-        open_incidents = ports.closing.incidents.list_open(cluster.name)
-        closed += sum(_close_if_left(incident, ports) for incident in open_incidents)
-        freed += _free_lost_slots(cluster.name, ports)
+    # First what needs nothing else to be well: events that wait must not wait for a broken policy.
     sent, unsent = ports.closing.outbox.publish_pending(before=ports.clock.now() - PENDING_AFTER)
-    ports.telemetry.count("Watches")
     ports.telemetry.gauge("EventsPending", unsent, "Count")
+    # The clusters come from the incidents: a policy that names one no more, or cannot be read,
+    # must not leave incidents behind.
+    open_incidents = ports.closing.incidents.list_open(None)
+    closed = _each(open_incidents, lambda incident: _close_if_left(incident, ports))
+    known = _known_clusters(ports)
+    closed += _each(open_incidents, lambda incident: _end_if_unknown(incident, known, ports))
+    clusters = sorted({incident.cluster for incident in open_incidents} | (known or frozenset()))
+    freed = _each(clusters, lambda cluster: _free_lost_slots(cluster, ports))
+    ports.telemetry.count("Watches")
     return WatchIncidentsResult(
         closed=closed, freed_slots=freed, sent_events=sent, unsent_events=unsent
     )
+
+
+def _each(things: Iterable[T], look: Callable[[T], int]) -> int:
+    """Look at each thing; trouble with one does not keep the others waiting."""
+    total = 0
+    for thing in things:
+        try:
+            total += look(thing)
+        except NodemendError:
+            logger.exception("the watch could not mend %s", getattr(thing, "id", thing))
+    return total
+
+
+def _known_clusters(ports: WatchPorts) -> frozenset[str] | None:
+    """Return the policy's clusters; None if the policy cannot be used: then nobody is unknown."""
+    try:
+        return frozenset(cluster.name for cluster in ports.policies.current().clusters)
+    except NodemendError:
+        logger.exception("the watch goes on without a policy")
+        return None
+
+
+def _end_if_unknown(incident: Incident, known: frozenset[str] | None, ports: WatchPorts) -> int:
+    """End what waits for a cluster that the policy does not name any more: nobody dispatches it."""
+    if known is None or incident.cluster in known or incident.state is not IncidentState.WAITING:
+        return 0
+    reason = Reason("cluster_unknown", f"the policy names no cluster {incident.cluster} any more")
+    return _close(incident, Outcome.SKIPPED, reason, ports)
 
 
 def _close_if_left(incident: Incident, ports: WatchPorts) -> int:
@@ -80,10 +116,13 @@ def _close_if_left(incident: Incident, ports: WatchPorts) -> int:
     current = ports.closing.incidents.get(incident.id)
     if current is None or current.is_closed:
         return 0
-    outcome, reason = _end_of(current, status)
+    return _close(current, *_end_of(current, status), ports)
+
+
+def _close(incident: Incident, outcome: Outcome, reason: Reason, ports: WatchPorts) -> int:
     try:
         close_and_free(
-            current, outcome, reason, step=STEP, now=ports.clock.now(), ports=ports.closing
+            incident, outcome, reason, step=STEP, now=ports.clock.now(), ports=ports.closing
         )
     except ConcurrentUpdateError:
         logger.info("incident %s changed meanwhile: the next watch looks again", incident.id)

@@ -27,7 +27,8 @@ MAX_LISTED = 50
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_enum_values=True)
+    # Unknown fields are ignored: a consumer of this release may read the next one's events.
+    model_config = ConfigDict(extra="ignore", frozen=True, use_enum_values=True)
 
 
 class ReasonModel(_Model):
@@ -350,6 +351,13 @@ def incident_detail(incident: Incident, event: IncidentEvent) -> dict[str, Any]:
             programming error, and better found here than by a consumer.
     """
     model = EVENT_MODELS[event.detail_type]
+    unknown = sorted(set(event.data) - set(model.model_fields))
+    if unknown:
+        raise InvalidInputError(
+            f"events.{event.detail_type}.{unknown[0]}",
+            "is no field of the event",
+            "fix the step that records the event",
+        )
     try:
         detail = model.model_validate(
             {

@@ -177,11 +177,10 @@ class PolicyDocument(_Model):
             raise ValueError("two clusters have one name: name each cluster once")
         for workspace in {cluster.workspace for cluster in clusters}:
             sharing = [cluster for cluster in clusters if cluster.workspace == workspace]
-            matchers = [cluster.matcher for cluster in sharing]
-            if len(sharing) > 1 and (not all(matchers) or len(set(matchers)) < len(matchers)):
+            if len(sharing) > 1 and not _are_disjoint([c.matcher for c in sharing]):
                 raise ValueError(
                     f"workspace {workspace} serves {len(sharing)} clusters: give each a matcher "
-                    "of its own that selects its series"
+                    'that fixes one label they share to a value of its own, such as cluster="a"'
                 )
         return clusters
 
@@ -248,6 +247,16 @@ class PolicyDocument(_Model):
         )
 
 
+_EQUALITY = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
+
+
+def _are_disjoint(matchers: list[str]) -> bool:
+    """Tell whether no series can match two: one label is fixed in all, to values that differ."""
+    fixed = [dict(_EQUALITY.findall(matcher)) for matcher in matchers]
+    common = set(fixed[0]).intersection(*fixed)
+    return any(len({values[label] for values in fixed}) == len(fixed) for label in common)
+
+
 def _require_possible(field: str, plan: tuple[Rung, ...]) -> None:
     for rung in plan:
         if rung not in SUPPORTED_RUNGS:
@@ -308,11 +317,21 @@ def check_rules(policy: Policy, known: Mapping[str, Iterable[str]]) -> None:
             raise PolicyInvalidError(
                 f"rules.{rule_id}: no such rule: use one of {', '.join(sorted(known))}"
             )
-        for name in rule.thresholds:
+        for name, value in rule.thresholds.items():
             if name not in set(known[rule_id]):
                 raise PolicyInvalidError(
                     f"rules.{rule_id}.thresholds.{name}: no such threshold: "
                     f"use one of {', '.join(sorted(known[rule_id]))}"
+                )
+            if name.endswith("_s") and (value < 1 or not float(value).is_integer()):
+                raise PolicyInvalidError(
+                    f"rules.{rule_id}.thresholds.{name}: {value} is no length of time: give whole "
+                    "seconds, at least 1"
+                )
+            if value < 0:
+                raise PolicyInvalidError(
+                    f"rules.{rule_id}.thresholds.{name}: {value} would match healthy GPUs: give 0 "
+                    "or more"
                 )
 
 

@@ -106,9 +106,9 @@ def error_of(name: str, message: str) -> PermanentError:
         ClusterForbiddenError('denied')
     """
     known = {cls.__name__: cls for cls in PermanentError.__subclasses__()}
-    cls = known.get(name, PermanentError)
-    if issubclass(cls, InvalidInputError):
-        return PermanentError(message)
+    cls = known.get(name)
+    if cls is None or issubclass(cls, InvalidInputError):
+        return PermanentError(f"{name}: {message}")
     return cls(message)
 
 

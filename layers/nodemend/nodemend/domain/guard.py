@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from nodemend.domain.capacity import AutoScalingGroup
+from nodemend.domain.capacity import IN_SERVICE, AutoScalingGroup
 from nodemend.domain.errors import LeaseLostError
 from nodemend.domain.faults import Mode, Rung, Verdict
 from nodemend.domain.incidents import Incident, Outcome
@@ -81,18 +81,34 @@ class FleetSnapshot:
         if group:
             return self.groups[group].desired if group in self.groups else 0
         loose = sum(1 for node in self.nodes if not self.group_name(node))
-        relevant = {self.group_name(node) for node in self.nodes} - {""}
+        relevant = self.groups_with_gpus()
         return loose + sum(self.groups[name].desired for name in relevant if name in self.groups)
 
-    def expected_gpus(self, node: Node, by_instance_type: Mapping[str, int]) -> int:
-        """Return how many GPUs the node should have.
+    def missing(self, group: str) -> int:
+        """Return how many nodes of a group are not registered: launching, or impossible to get."""
+        registered = sum(1 for node in self.nodes if self.group_name(node) == group)
+        return max(0, self.desired(group) - registered)
 
-        The most that any node of the same type offers (which respects MIG), else the table.
+    def groups_with_gpus(self) -> frozenset[str]:
+        """Return the groups that have GPU nodes here; the cluster's other groups do not count."""
+        return frozenset(self.group_name(node) for node in self.nodes) - {""}
+
+    @staticmethod
+    def expected_uuids(node: Node, by_instance_type: Mapping[str, int]) -> int:
+        """Return how many physical GPUs the node's exporter should report, at least one."""
+        return by_instance_type.get(node.instance_type, 0) or max(1, node.gpu_capacity)
+
+    def expected_gpus(self, node: Node, by_instance_type: Mapping[str, int]) -> int:
+        """Return how many GPUs the node should offer to pods.
+
+        As many as any node of its type does, which respects MIG and time slicing (0 is possible
+        then); where it is the only one, its own capacity or the table's number.
         """
-        peers = (
-            peer.gpu_capacity for peer in self.nodes if peer.instance_type == node.instance_type
-        )
-        return max(node.gpu_capacity, *peers, 0) or by_instance_type.get(node.instance_type, 0)
+        of_type = [other for other in self.nodes if other.instance_type == node.instance_type]
+        offered = max((other.gpu_capacity for other in of_type), default=node.gpu_capacity)
+        if any(other.ref.uid != node.ref.uid for other in of_type):
+            return offered
+        return offered or by_instance_type.get(node.instance_type, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +166,11 @@ def decide_dispatch(
     admitted: list[Admitted] = []
     kept: list[Kept] = []
     ended: list[Ended] = []
-    for incident in sorted(waiters, key=_urgency):
+    # Times of slots admitted together must differ: each is the name of its unit of the rate.
+    for number, incident in enumerate(sorted(waiters, key=_urgency)):
+        taken_at = now + timedelta(microseconds=number)
         node = snapshot.node(incident.node.uid)
-        end = _why_end(incident, node, policy, now)
+        end = _why_end(incident, node, snapshot, policy, now)
         if end is not None:
             ended.append(end)
             continue
@@ -165,7 +183,7 @@ def decide_dispatch(
             if wait is not None:
                 kept.append(Kept(incident, wait))
                 continue
-            current = _take(current, incident, node, group, policy, now)
+            current = _take(current, incident, node, group, policy, taken_at)
         # else: the last dispatcher died between the guard and the record; the slot is ours already
         admitted.append(
             Admitted(incident, node, group, Reason("admitted", f"{incident.fault_text}"))
@@ -184,7 +202,18 @@ def plan_of(incident: Incident, policy: Policy) -> tuple[Rung, ...]:
     return policy.plan_for(incident.fault_class, rule_id, incident.node_labels)
 
 
-def _why_end(incident: Incident, node: Node | None, policy: Policy, now: datetime) -> Ended | None:
+def _why_not_in_service(snapshot: FleetSnapshot, node: Node) -> Reason | None:
+    """Return why the node's group has given it up already, before it takes a slot and a rate."""
+    group = snapshot.groups.get(snapshot.group_name(node))
+    state = group.instances.get(node.ref.instance_id, IN_SERVICE) if group else IN_SERVICE
+    if group is None or state == IN_SERVICE:
+        return None
+    return Reason("other_remediator", f"{node.ref.instance_id} is {state} in {group.name}")
+
+
+def _why_end(
+    incident: Incident, node: Node | None, snapshot: FleetSnapshot, policy: Policy, now: datetime
+) -> Ended | None:
     if node is None:
         reason = Reason(
             "already_gone", f"no GPU node {incident.node.name} with uid {incident.node.uid} is left"
@@ -205,6 +234,9 @@ def _why_end(incident: Incident, node: Node | None, policy: Policy, now: datetim
             f"{primary.verdict}_only", f"{primary.summary}: no node is touched for that"
         )
         return Ended(incident, Outcome.OBSERVED, reason)
+    leaving = _why_not_in_service(snapshot, node)
+    if leaving is not None:
+        return Ended(incident, Outcome.SKIPPED, leaving)
     plan = plan_of(incident, policy)
     if not any(rung is not Rung.HUMAN for rung in plan):
         reason = Reason(
@@ -253,9 +285,10 @@ def _why_wait(
 def unavailable(
     guard: Guard, snapshot: FleetSnapshot, group: str | None, *, besides: str
 ) -> tuple[str, ...]:
-    """Return the names of nodes that are out of service: cordoned by anyone, not ready, in flight.
+    """Return who is out of service: cordoned by anyone, not ready, in flight, or missing.
 
-    A candidate is never counted against itself (`besides` is its UID).
+    A node that should be there and is not counts too: without it a group that cannot launch would
+    be taken apart node by node. A candidate is never counted against itself (`besides`: its UID).
     """
     names = {
         node.ref.uid: node.ref.name
@@ -269,7 +302,18 @@ def unavailable(
         if group is None or slot.group == group
     )
     names.pop(besides, None)
-    return tuple(sorted(names.values()))
+    return (*sorted(names.values()), *_missing(guard, snapshot, group))
+
+
+def _missing(guard: Guard, snapshot: FleetSnapshot, group: str | None) -> list[str]:
+    registered = {node.ref.uid for node in snapshot.nodes}
+    gone = [slot.group for slot in guard.slots.values() if slot.node_uid not in registered]
+    found = []
+    for name in sorted(snapshot.groups_with_gpus() if group is None else {group}):
+        # The slot of a node that has gone stands for its own gap already.
+        gaps = max(0, snapshot.missing(name) - gone.count(name))
+        found += [f"(missing in {name})"] * gaps
+    return found
 
 
 def _why_over_budget(
@@ -325,6 +369,7 @@ def _take(
         taken_at=now,
         expires_at=now + FIRST_LEASE,
     )
+    # Marked with the time at which the slot was taken: `release` finds it by that.
     counts = policy.mode_for(node.labels) is Mode.ENFORCE and Rung.REPLACE in plan_of(
         incident, policy
     )
@@ -348,10 +393,23 @@ def renew(guard: Guard, incident: Incident, *, until: datetime) -> Guard:
     return replace(guard, slots={**guard.slots, incident.node.uid: extended})
 
 
-def release(guard: Guard, incident_id: str) -> Guard:
-    """Return the guard without the incident's slot; the same guard if it holds none."""
-    slots = {uid: slot for uid, slot in guard.slots.items() if slot.incident_id != incident_id}
-    return replace(guard, slots=slots) if len(slots) < len(guard.slots) else guard
+def release(guard: Guard, incident_id: str, *, refunds: bool = False) -> Guard:
+    """Return the guard without the incident's slot; the same guard if it holds none.
+
+    Args:
+        guard: The guard.
+        incident_id: Whose slot.
+        refunds: Give its unit of the replacement rate back: nothing was replaced for it.
+    """
+    mine = [slot for slot in guard.slots.values() if slot.incident_id == incident_id]
+    if not mine:
+        return guard
+    returned = {slot.taken_at for slot in mine} if refunds else set()
+    return replace(
+        guard,
+        slots={uid: slot for uid, slot in guard.slots.items() if slot not in mine},
+        replacements=tuple(at for at in guard.replacements if at not in returned),
+    )
 
 
 def is_lease_valid(guard: Guard, incident: Incident, *, now: datetime, remaining_s: float) -> bool:

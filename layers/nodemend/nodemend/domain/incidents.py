@@ -170,6 +170,9 @@ class Incident:
     rung_index: int = 0
     group: str = ""
     expected_gpus: int = 0
+    """How many `nvidia.com/gpu` a node of this kind offers: MIG and time slicing change it."""
+    expected_uuids: int = 1
+    """How many physical GPUs report metrics on such a node."""
     execution_arn: str = ""
     verify_attempts: int = 0
     verify_since: datetime | None = None
@@ -199,8 +202,10 @@ class Incident:
 
     @property
     def primary(self) -> Finding | None:
-        """The finding that decides; None for an incident by hand."""
-        return most_severe(self.findings) if self.findings else None
+        """The finding that decides; None by hand, where the person's word is the fault."""
+        if self.origin is Origin.HAND or not self.findings:
+            return None
+        return most_severe(self.findings)
 
     @property
     def fault_class(self) -> FaultClass:

@@ -16,7 +16,27 @@ QUIET = timedelta(hours=24)
 WARM_UP = timedelta(minutes=30)
 """The default start-up grace."""
 
-_REOPENABLE = frozenset({"unverifiable", "expired", "capacity_guard", "rate_limit", "node_busy"})
+OCCURRENCE_VALID = timedelta(minutes=15)
+"""Evidence of an event older than this is a late message about the past and opens nothing."""
+
+_FOR_A_TIME = {"warm_up": WARM_UP, "not_confirmed": FOR_THIS_BOOT}
+"""How long a skipped fault stays quiet, where its reason says more than `QUIET`."""
+
+_UNJUDGED = frozenset(
+    {
+        "aws_unavailable",
+        "capacity_guard",
+        "cluster_unavailable",
+        "execution_failed",
+        "expired",
+        "node_busy",
+        "policy_invalid",
+        "rate_limit",
+        "step_timed_out",
+        "unverifiable",
+    }
+)
+"""Ends for reasons of our own: the fault was not judged, and may open again at once."""
 
 
 def ledger_key(key: str, *, is_dry_run: bool) -> str:
@@ -36,18 +56,20 @@ def ledger_keys(key: str, *, is_dry_run: bool) -> tuple[str, ...]:
 def hold_after(outcome: Outcome, reason: Reason, kind: FaultKind) -> timedelta | None:
     """Return how long the same fault on the same boot opens no new incident; None: not at all.
 
-    What ended without a judgement of the fault (unknown metrics, no room) may open again at once.
+    What ended without a judgement of the fault (unknown metrics, no room, trouble of our own) may
+    open again at once.
     """
-    if reason.code in _REOPENABLE:
-        return None
-    if kind is FaultKind.EVENT:
-        return None if outcome is Outcome.SUPERSEDED else FOR_THIS_BOOT
     match outcome:
-        case Outcome.NEEDS_HUMAN:
+        case Outcome.NEEDS_HUMAN | Outcome.REPLACED:
+            # The node stays a person's, or is on its way out: nothing more to open on this boot.
             return FOR_THIS_BOOT
-        case Outcome.OBSERVED | Outcome.ABORTED_BY_OPERATOR:
+        case Outcome.OBSERVED:
+            return FOR_THIS_BOOT if kind is FaultKind.EVENT else QUIET
+        case Outcome.ABORTED_BY_OPERATOR:
             return QUIET
         case Outcome.SKIPPED:
-            return WARM_UP if reason.code == "warm_up" else QUIET
-        case Outcome.REPLACED | Outcome.REBOOTED | Outcome.RECOVERED | Outcome.SUPERSEDED:
+            return None if reason.code in _UNJUDGED else _FOR_A_TIME.get(reason.code, QUIET)
+        case Outcome.REBOOTED | Outcome.RECOVERED:
+            return FOR_THIS_BOOT if kind is FaultKind.EVENT else None
+        case Outcome.SUPERSEDED:
             return None

@@ -4,12 +4,12 @@ The rules are those of `kubectl drain --ignore-daemonsets --delete-emptydir-data
 (kubernetes/kubectl pkg/drain/filters.go, 2026-08), told as one classification.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from nodemend.domain.nodes import REMEDIATION_TAINT_KEY
+from nodemend.domain.nodes import REMEDIATION_TAINT_KEY, Node, Readiness
 
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 UNSCHEDULABLE_TAINT_KEY = "node.kubernetes.io/unschedulable"
@@ -103,6 +103,15 @@ def classify(pod: Pod, *, now: datetime, is_node_unreachable: bool) -> Classifie
     if tolerates_cordon(pod) and not pod.is_finished:
         return Classified(pod, PodFate.SKIP, "tolerates every taint and would come straight back")
     return Classified(pod, PodFate.EVICT, "finished" if pod.is_finished else "runs on the node")
+
+
+def classify_pods(pods: Iterable[Pod], node: Node, *, now: datetime) -> list[Classified]:
+    """Decide the fate of all pods of a node, in the order of their names."""
+    is_unreachable = node.readiness is Readiness.UNKNOWN
+    return [
+        classify(pod, now=now, is_node_unreachable=is_unreachable)
+        for pod in sorted(pods, key=lambda pod: pod.id)
+    ]
 
 
 def is_daemonset_pod(pod: Pod) -> bool:

@@ -35,8 +35,8 @@ REMEDIES = {
     "words. " + _UNCORDON,
     "cordon_only": "The policy stops after the cordon: repair the node by hand. " + _UNCORDON,
     "policy_invalid": "Deploy a valid policy; the reason says what is wrong with this one.",
-    "lease_lost": _CORDON_STAYS + "The incident's lease was lost, so nothing more was done. Check "
-    "the node, then start the remediation again by hand.",
+    "lease_lost": "The incident's lease was lost, so nothing more was done. A node that was "
+    "cordoned stays so. Check it, then start the remediation again by hand.",
     "capacity_lost": "Somebody lowered the group's desired capacity meanwhile: raise it if the "
     "node is still wanted.",
     "metrics_missing": "The new node's GPUs do not all report: look at its dcgm-exporter and the "
@@ -55,9 +55,8 @@ REMEDIES = {
     "undecided": "The execution ended without a decision: look at its history. " + _UNCORDON,
     "aws_unavailable": "An AWS API did not answer for minutes: the reason names the call. "
     + _UNCORDON,
-    "mode_changed": _CORDON_STAYS
-    + "The policy's mode was lowered while the remediation ran. "
-    + _UNCORDON,
+    "mode_changed": "The policy's mode was lowered while the remediation ran; a node that was "
+    "cordoned stays so. " + _UNCORDON,
     "execution_stopped": "The execution was stopped by hand. If the node is cordoned: " + _UNCORDON,
     "concurrent_update": "The record, the guard or the node kept changing under the step: see who "
     "else writes it, then start the remediation again by hand. " + _UNCORDON,

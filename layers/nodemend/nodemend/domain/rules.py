@@ -103,9 +103,26 @@ class Catalogue:
             "rule", f"{rule_id!r} is not in the catalogue", f"use one of {known}"
         )
 
+    def about_nodes(self) -> tuple[Rule, ...]:
+        """Return the rules that can find a node sick; the others are about jobs and exporters."""
+        return tuple(
+            rule for rule in self.rules if rule.verdict.is_actionable or rule.is_verdict_by_xid
+        )
+
     def of_family(self, family: Family) -> tuple[Rule, ...]:
         """Return the rules that one scheduled scan evaluates."""
         return tuple(rule for rule in self.rules if rule.family is family)
+
+
+def matcher_of(label: str, value: str) -> str:
+    r"""Return a PromQL matcher for exactly this value; label values come from outside.
+
+    Example:
+        >>> matcher_of("UUID", 'GPU-1"} or vector(1)')
+        'UUID="GPU-1\\"} or vector(1)"'
+    """
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'{label}="{escaped}"'
 
 
 def render_presence(rule: Rule, metric_names: Mapping[str, tuple[str, ...]], matchers: str) -> str:
