@@ -17,7 +17,7 @@ from nodemend.domain.errors import (
 )
 from nodemend.domain.faults import FaultClass, Mode, Rung, Verdict
 from nodemend.domain.guard import Slot, release
-from nodemend.domain.incidents import IncidentState, Outcome
+from nodemend.domain.incidents import DrainRecord, IncidentState, Outcome
 from nodemend.domain.policy import (
     ClusterPolicy,
     Deadlines,
@@ -35,6 +35,7 @@ from tests.unit.application.stage import (
     after_every_crash,
     enforce,
     gpu_node,
+    instance_id,
     node_name,
     temperature_finding,
     times_sent,
@@ -393,6 +394,46 @@ def test_trouble_with_one_incident_keeps_the_others_of_its_cluster_not_waiting(w
     assert stage.executions.started == [second]
     assert stage.incident(kept).waiting_for == "capacity_guard"
     assert stage.incident(ended).is_closed
+
+
+@pytest.mark.parametrize("has_waiter", [True, False])
+def test_a_start_that_keeps_failing_keeps_the_others_not_waiting(has_waiter: bool) -> None:
+    stage = Stage()
+    lost = stage.admit(1)
+    del stage.executions.statuses[lost.arn]
+    stage.executions.started.clear()
+    other = stage.wait(2) if has_waiter else ""
+    stage.clock.advance(120)
+    original = stage.executions.start
+
+    def start(incident_id: str) -> str:
+        if incident_id == lost.incident_id:
+            raise AwsUnavailableError("throttled")
+        return original(incident_id)
+
+    stage.executions.start = start  # type: ignore[method-assign]
+    with pytest.raises(AwsUnavailableError):
+        dispatch(stage)
+
+    assert stage.executions.started == ([other] if has_waiter else [])
+
+
+def test_a_group_that_cannot_launch_loses_no_second_node() -> None:
+    stage = Stage(policy=enforce(limits=ONE))
+    first = stage.put(IncidentState.REPAIRING, drain=DrainRecord(stage.clock.now(), True))
+    run.start(stage, first)
+    stage.capacity.lose_instance(CLUSTER, instance_id(1))
+    stage.cluster.remove_node(node_name(1))
+    run.escalate(stage, first, "PermanentError", "no capacity")
+    run.close(stage, first)
+    assert stage.guards.load(CLUSTER).slots == {}
+    second = stage.wait(2)
+
+    assert dispatch(stage).admitted == 0
+    assert stage.incident(second).waiting_for == "capacity_guard"
+    stage.capacity.set_state(CLUSTER, instance_id(9), "InService")
+    stage.cluster.add_node(gpu_node(9))
+    assert dispatch(stage).admitted == 1
 
 
 def test_a_guard_that_keeps_changing_leaves_the_decision_to_the_next(

@@ -28,6 +28,7 @@ from tests.unit.application import run
 from tests.unit.application.run import BY_HAND, HAND
 from tests.unit.application.stage import (
     CLUSTER,
+    CLUSTER_POLICY,
     GROUP,
     Request,
     Stage,
@@ -50,10 +51,18 @@ def decided(outcome: Outcome, code: str = "x", **changes: Any) -> tuple[Stage, R
 
 
 @pytest.mark.parametrize(
-    ("started_at", "units"), [(None, 0), (START, 1)], ids=["nothing replaced", "replaced"]
+    ("repair", "units"),
+    [
+        (None, 0),
+        # The call was about to be made, and nobody knows whether it was.
+        (RepairRecord(Rung.REPLACE, GROUP, (), 4, START), 1),
+        (RepairRecord(Rung.REPLACE, GROUP, (), 4, START, started_at=START), 1),
+    ],
+    ids=["nothing replaced", "intended", "replaced"],
 )
-def test_the_rate_is_given_back_where_nothing_was_replaced(started_at: Any, units: int) -> None:
-    repair = RepairRecord(Rung.REPLACE, GROUP, (), 4, START, started_at=started_at)
+def test_the_rate_is_given_back_where_nothing_was_replaced(
+    repair: RepairRecord | None, units: int
+) -> None:
     stage, request = decided(Outcome.NEEDS_HUMAN, repair=repair)
     assert len(stage.guards.load(CLUSTER).replacements) == 1
 
@@ -700,6 +709,42 @@ def test_one_incident_that_cannot_be_mended_keeps_the_others_not_waiting() -> No
     assert run.watch(stage).closed == 1
     assert stage.incident(whole.incident_id).is_closed
     assert stage.telemetry.counted("Watches") == 1
+
+
+def test_events_that_wait_are_sent_before_anything_else_can_fail() -> None:
+    stage, request = decided(Outcome.NEEDS_HUMAN)
+    stage.bus.gone = AwsUnavailableError("no answer")
+    run.close(stage, request)
+    stage.bus.gone = None
+    stage.clock.advance(300)
+
+    def list_open(_: str | None) -> Any:
+        raise AwsUnavailableError("throttled")
+
+    stage.incidents.list_open = list_open  # type: ignore[assignment, method-assign]
+    with pytest.raises(AwsUnavailableError):
+        run.watch(stage)
+
+    assert len(stage.events("Incident Closed")) == 1
+    assert stage.telemetry.counted("Watches") == 0  # its absence is what calls a person
+
+
+def test_one_clusters_guard_that_cannot_be_read_keeps_the_others_slots_not_taken() -> None:
+    other = ClusterPolicy("a-first", "ws-2", "eu-central-1")
+    stage = Stage(policy=enforce(clusters=(other, CLUSTER_POLICY)))
+    lost = Slot("01NOBODY", "uid-3", node_name(3), GROUP, START, START)
+    stage.guards.store(replace(stage.guards.load(CLUSTER), slots={"uid-3": lost}))
+    stage.clock.advance(300)
+    original = stage.guards.load
+
+    def load(cluster: str) -> Any:
+        if cluster == "a-first":
+            raise AwsUnavailableError("throttled")
+        return original(cluster)
+
+    stage.guards.load = load  # type: ignore[assignment, method-assign]
+
+    assert run.watch(stage).freed_slots == 1
 
 
 def test_the_watch_survives_a_crash_at_every_call() -> None:

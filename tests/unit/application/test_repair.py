@@ -627,6 +627,14 @@ def test_a_new_node_that_reports_nothing_is_not_proven() -> None:
     assert "0 of 8 GPUs" in repair_of(stage, request).last_problem
 
 
+def test_a_rule_that_can_find_no_node_sick_cannot_keep_a_repair_unproven() -> None:
+    stage, request = validating(hold_down_s=0)
+    stage.metrics.fail(matches="allocated-idle")
+
+    assert run.validate(stage, request).next == "release"
+    assert "allocated-idle" not in {asked.key for asked in stage.metrics.asked}
+
+
 @pytest.mark.parametrize("change", ["gone", "swapped"])
 def test_a_replacement_that_is_gone_again_is_not_proven(change: str) -> None:
     stage, request = validating()

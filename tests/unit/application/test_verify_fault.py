@@ -130,6 +130,19 @@ def test_after_a_reboot_evidence_of_before_it_opens_no_incident_for_the_new_boot
     assert run.open_for(stage, finding_now(stage, xid_finding())) is not None
 
 
+def test_after_a_reboot_that_is_not_the_reason_of_the_end_old_evidence_opens_nothing_either() -> (
+    None
+):
+    stage, request = verifying(lost_finding(), xid_finding())
+    stage.metrics.answer("gpu", samples({}, value=1))
+    reboot(stage)
+    ends(stage, request, Outcome.RECOVERED, "recovered")
+    run.close(stage, request)
+    stage.clock.advance(60)
+
+    assert run.open_for(stage, finding_now(stage, xid_finding())) is None
+
+
 def test_a_rehearsal_of_a_reboot_keeps_no_real_incident_back() -> None:
     stage, request = verifying(mode=Mode.DRY_RUN)
     reboot(stage)
@@ -404,9 +417,10 @@ def test_a_label_from_outside_cannot_change_what_is_asked() -> None:
     assert r'''UUID="GPU-1\"} or vector(1) or x{a=\"\\"''' in query
 
 
-def test_a_presence_that_is_no_number_proves_no_recovery() -> None:
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 9.223372036854776e18], ids=str)
+def test_a_presence_that_is_no_number_proves_no_recovery(value: float) -> None:
     stage, request = verifying(temperature_finding())
-    stage.metrics.answer("gpu", samples({}, value=float("nan")))
+    stage.metrics.answer("gpu", samples({}, value=value))
 
     assert run.verify(stage, request).next == "wait"
 

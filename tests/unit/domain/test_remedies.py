@@ -18,9 +18,9 @@ CALLS_NOBODY = {
     "admitted", "confirmed", "drained", "dry_run", "proven", "recovered", "replace", "replaced",
     "restored", "node_gone", "node_leaving", "not_cordoned_by_us",
     # ends that leave nothing to do
-    "already_gone", "already_open", "cluster_unknown", "excluded", "no_terminal_action", "node_replaced",
-    "not_confirmed", "rebooted", "superseded", "uncordoned", "unresolved_node", "unverifiable",
-    "warm_up",
+    "already_gone", "already_open", "cluster_unknown", "excluded", "no_terminal_action",
+    "node_replaced", "not_confirmed", "rebooted", "superseded", "uncordoned", "unresolved_node",
+    "unverifiable", "warm_up",
     # what is waited for
     "capacity_guard", "node_busy", "rate_limit",
     # inside another reason only

@@ -91,6 +91,7 @@ def test_there_are_examples_to_hold() -> None:
                 ("aws_unavailable", None),
                 ("capacity_guard", None),
                 ("cluster_unavailable", None),
+                ("cluster_unknown", None),
                 ("execution_failed", None),
                 ("expired", None),
                 ("node_busy", None),

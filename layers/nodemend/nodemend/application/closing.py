@@ -67,11 +67,12 @@ def free(closed: Incident, *, now: datetime, ports: ClosingPorts) -> None:
     since = closed.closed_at or now
     for hold, keys in keys_by_hold.items():
         ports.incidents.mark_handled(closed.cluster, closed.node, keys, since + hold)
-    was_started = closed.repair is not None and closed.repair.started_at is not None
+    # The intention is noted before the call: whether an answer came, the instance may be going.
+    may_be_replaced = closed.repair is not None
     update_guard(
         ports.guards,
         closed.cluster,
-        lambda guard: release(guard, closed.id, refunds=not was_started),
+        lambda guard: release(guard, closed.id, refunds=not may_be_replaced),
     )
     ports.incidents.release_node(closed.cluster, closed.node.uid, closed.id)
     ports.outbox.publish(closed.id)

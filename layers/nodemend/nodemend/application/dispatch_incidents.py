@@ -36,7 +36,7 @@ from nodemend.domain.guard import (
     decide_dispatch,
     plan_of,
 )
-from nodemend.domain.incidents import Incident, IncidentState, event_ids, move, record
+from nodemend.domain.incidents import Incident, IncidentState, Origin, event_ids, move, record
 from nodemend.domain.policy import ClusterPolicy, Policy
 from nodemend.domain.rules import Catalogue
 
@@ -113,18 +113,19 @@ def _dispatch_cluster(
     waiters = [
         incident
         for incident in incidents
-        # By hand an incident may wait for nothing but its close: it was rejected.
-        if incident.state is IncidentState.WAITING and incident.verdict is None
+        # By hand the execution came first, and takes the slot itself or ends the incident.
+        if incident.state is IncidentState.WAITING and incident.origin is not Origin.HAND
     ]
-    restarted = _start_again(incidents, ports)
+    failures = _Failures()
+    restarted = _start_again(incidents, failures, ports)
     ports.telemetry.gauge("IncidentsOpen", len(incidents), "Count", cluster=cluster_policy.name)
     ports.telemetry.gauge("IncidentsWaiting", len(waiters), "Count", cluster=cluster_policy.name)
     if not waiters:
+        failures.raise_last()
         return DispatchIncidentsResult(restarted=restarted)
     decided, snapshot = decide_and_store(
         cluster_policy, ports.clusters.open(cluster_policy), waiters, policy, ports
     )
-    failures = _Failures()
     for admission in decided.admitted:
         with failures.of(admission.incident):
             _begin(admission, cluster_policy, snapshot, policy, ports)
@@ -281,7 +282,7 @@ def _begin(
     ports.executions.start(saved.id)
 
 
-def _start_again(incidents: Iterable[Incident], ports: DispatchPorts) -> int:
+def _start_again(incidents: Iterable[Incident], failures: _Failures, ports: DispatchPorts) -> int:
     limit = ports.clock.now() - START_AGAIN_AFTER
     lost = [
         incident
@@ -292,7 +293,8 @@ def _start_again(incidents: Iterable[Incident], ports: DispatchPorts) -> int:
     ]
     for incident in lost:
         logger.warning("incident %s was admitted and never began: starting it", incident.id)
-        ports.executions.start(incident.id)
+        with failures.of(incident):
+            ports.executions.start(incident.id)
     return len(lost)
 
 

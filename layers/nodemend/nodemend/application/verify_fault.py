@@ -97,7 +97,8 @@ def _judge(
         now=ports.step.clock.now(),
     )
     judgement = look.judge(incident, node)
-    if judgement.gone is not None and judgement.gone.code == "rebooted":
+    # Whichever fault's reason ends the incident: the events among them are of the boot before.
+    if judgement.gone is not None and node.ref.boot_id not in ("", incident.node.boot_id):
         _note_for_new_boot(incident, node, ports)
     return judgement
 

@@ -27,6 +27,7 @@ _UNJUDGED = frozenset(
         "aws_unavailable",
         "capacity_guard",
         "cluster_unavailable",
+        "cluster_unknown",
         "execution_failed",
         "expired",
         "node_busy",
