@@ -39,7 +39,7 @@ demo: setup ## watch a GPU fault in a real Prometheus become a replaced node
 lint: .venv/.installed ## format, lint, types, import direction, template, state machine, schemas
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy layers functions local tools
+	$(BIN)/mypy layers functions local ops tools benchmarks
 	$(BIN)/lint-imports
 	$(BIN)/cfn-lint template.yaml cluster-access.yaml
 	$(BIN)/python tools/lint_asl.py
@@ -67,6 +67,10 @@ test: setup lint ## lint, unit and integration tests, the first scenarios, cover
 	time $(BIN)/python -m pytest tests/integration -q --cov --cov-append --cov-report= --cov-fail-under=0
 	$(BIN)/coverage report
 	time $(BIN)/python -m pytest tests/e2e -q -m first
+
+.PHONY: bench-storm
+bench-storm: .venv/.installed ## 2,000 sick nodes at once: what the rails let through, and how fast
+	$(BIN)/python -m benchmarks.storm
 
 .PHONY: build
 build: .venv-sam/.installed ## sam validate, sam build, sizes

@@ -86,6 +86,9 @@ def _show(console: Console, result: ResultDocument) -> None:
     if not result.incidents:
         console.print("No incident was opened, and no node was touched.")
     for incident in result.incidents:
+        if incident.outcome is None:
+            console.print(f"{incident.node} waits, untouched.", markup=False)
+            continue
         console.print(f"{incident.outcome}: {incident.text}", markup=False)
         if incident.remedy:
             console.print(f"What a person must do: {incident.remedy}", markup=False)

@@ -57,6 +57,7 @@ class SceneFleet:
                 on_launch=self._on_launch,
                 on_shutdown=self._on_shutdown,
                 on_terminate=self._on_terminate,
+                on_reboot=self._on_reboot,
             ),
         )
         for group in cluster.groups:
@@ -76,6 +77,11 @@ class SceneFleet:
         for timer in self._timers:
             timer.join()
         self.kubernetes.stop()
+
+    @property
+    def cluster_name(self) -> str:
+        """The cluster's name."""
+        return self._cluster.name
 
     def node_name(self, role_or_name: str) -> str:
         """Return the node's name for GROUP/INDEX, or the name itself."""
@@ -188,6 +194,34 @@ class SceneFleet:
             self._announce(f"{instance.private_dns} offers {gpus} GPUs")
 
         self._later(group.join_delay_s, join)
+
+    def _on_reboot(self, instance: Instance) -> None:
+        """Take the machine down, and let it boot: kubelet first, then the GPUs."""
+        name = self.names.get(self.role_of(instance.instance_id))
+        group = self._group(instance.group)
+        if name is None or not group.reboot_happens:
+            self._announce(f"EC2 took the reboot of {instance.instance_id}; it does not happen")
+            return
+        self._announce(f"{name} goes down for its reboot")
+        self.kubernetes.set_node_silent(name)
+        if not group.reboot_fixes:
+            for fault in self.exporters.faults(name):
+                fault.survives_reboot = True
+        self.exporters.reboot(name, down_s=group.reboot_s)
+
+        def boot() -> None:
+            # Heard again under a new boot id; the device plugin has not registered yet.
+            self.kubernetes.set_allocatable(name, 0)
+            boot_id = self.kubernetes.set_boot_id(name)
+            self._announce(f"{name} has booted ({boot_id}) and offers no GPU yet")
+            self._later(group.gpus_delay_s, offer)
+
+        def offer() -> None:
+            gpus = self._gpus(group)
+            self.kubernetes.set_allocatable(name, gpus, capacity=gpus)
+            self._announce(f"{name} offers {gpus} GPUs")
+
+        self._later(group.reboot_s, boot)
 
     def _on_shutdown(self, instance: Instance) -> None:
         self._announce(f"EC2 shuts {instance.instance_id} down")

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,7 @@ _ACTIONS = {
     ("release_node", "patch"): "release",
     ("drain_node", "patch"): "release",
     ("start_repair", "patch"): "release",
+    ("start_repair", "RebootInstances"): "reboot",
     ("start_repair", "TerminateInstanceInAutoScalingGroup"): "replace",
 }
 """What a function's call means, in the words of a scenario's `expect.actions`."""
@@ -81,7 +83,7 @@ def rehearse(
         for fault in api_faults:
             world.faults.add(fault)
         started = time.time()
-        timeline = Timeline(scenario.timeline, world, say)
+        timeline = Timeline(scenario.whole_timeline, world, say)
         timeline.start()
         try:
             if scenario.start.by == "hand":
@@ -102,7 +104,7 @@ def _start_by_hand(scenario: ScenarioDocument, world: World, say: Callable[[str]
         "reason": scenario.start.reason,
         "requested_by": scenario.start.requested_by,
     }
-    world.stack.start_execution(request, name=f"by-hand-{scenario.name}")
+    world.stack.start_execution(request, name=f"by-hand-{scenario.name}", machine="RemediateNode")
     say(f"a person starts a remediation of {request['node']}")
 
 
@@ -120,7 +122,8 @@ def _watch(
         time.sleep(_POLL_S)
         _tell_news(world, watch, say)
         is_running = any(e.status == "RUNNING" for e in world.stack.executions())
-        if is_running or watch.open or not timeline.is_over:
+        is_open = len(watch.open) > sum(scenario.expect.waiting.values())
+        if is_running or is_open or not timeline.is_over:
             watch.last_change = time.monotonic()
             continue
         if time.monotonic() - watch.last_change >= scenario.limits.settle_s:
@@ -342,7 +345,12 @@ def judge(scenario: ScenarioDocument, result: ResultDocument, world: World) -> l
     """Return why the expectation is not met; empty if it is."""
     expect = scenario.expect
     why = []
-    outcomes = [incident.outcome for incident in result.incidents]
+    waiting = _waiting(result)
+    outcomes = [
+        incident.outcome
+        for incident in result.incidents
+        if not (expect.waiting and incident.id in waiting)
+    ]
     wanted = expect.wanted_outcomes
     if outcomes != wanted:
         why.append(f"outcome: expected {wanted or 'no incident'}, got {outcomes or 'no incident'}")
@@ -359,6 +367,15 @@ def judge(scenario: ScenarioDocument, result: ResultDocument, world: World) -> l
     if expect.actions is not None and done != list(expect.actions):
         why.append(f"actions: expected {list(expect.actions)}, got {done}")
     why += _touched(expect.untouched, result, world)
+    held = Counter(waiting.values())
+    if expect.waiting and held != Counter(expect.waiting):
+        why.append(f"waiting: expected {expect.waiting}, got {dict(held)}")
+    told = Counter(event.detail_type for event in result.events)
+    why += [
+        f"counts: expected {count} x {detail_type}, got {told[detail_type]}"
+        for detail_type, count in expect.counts.items()
+        if told[detail_type] != count
+    ]
     sent = iter(event.detail_type for event in result.events)
     why += [
         f"events: {detail_type} was not sent, or not in this order"
@@ -366,6 +383,16 @@ def judge(scenario: ScenarioDocument, result: ResultDocument, world: World) -> l
         if detail_type not in sent
     ]
     return why
+
+
+def _waiting(result: ResultDocument) -> dict[str, str]:
+    """Return what each incident that is still open was last said to wait for, by its id."""
+    still_open = {incident.id for incident in result.incidents if incident.state == "open"}
+    return {
+        event.incident: event.reason
+        for event in result.events
+        if event.incident in still_open and event.detail_type == "Incident Waiting"
+    }
 
 
 def _touched(untouched: Sequence[str], result: ResultDocument, world: World) -> list[str]:

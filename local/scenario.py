@@ -82,6 +82,15 @@ class Group(_Model):
         default=1, ge=0, description="From the Ready node to its allocatable GPUs."
     )
     suspended: tuple[str, ...] = Field(default=(), description="Suspended Auto Scaling processes.")
+    reboot_s: float = Field(
+        default=1, ge=0, description="How long a node is down that reboots; then see gpus_delay_s."
+    )
+    reboot_happens: bool = Field(
+        default=True, description="False: EC2 takes a reboot and the machine never boots again."
+    )
+    reboot_fixes: bool = Field(
+        default=True, description="False: the node's GPU faults survive a reboot."
+    )
 
 
 class Cluster(_Model):
@@ -92,10 +101,27 @@ class Cluster(_Model):
     groups: tuple[Group, ...] = Field(min_length=1)
 
 
+class Alert(_Model):
+    """One notification of an alert manager, sent to the stack's alert topic."""
+
+    node: str = Field(description="GROUP/INDEX or a node's name; becomes the label Hostname.")
+    gpu: int | None = Field(default=None, ge=0)
+    alertname: str = "GpuXidCritical"
+    status: Literal["firing", "resolved"] = "firing"
+    labels: dict[str, str] = Field(default={}, description="Further labels, or others.")
+    annotations: dict[str, str] = {}
+    age_s: float = Field(default=60, ge=0, description="For how long it has fired.")
+    format: Literal["json", "text"] = Field(
+        default="json", description="By docs/alertmanager.example.yaml, or the default text."
+    )
+
+
 class Start(_Model):
     """What starts the remediation."""
 
-    by: Literal["scan", "hand"] = "scan"
+    by: Literal["scan", "alert", "hand"] = "scan"
+    alert: Alert | None = Field(default=None, description="By alert: what is sent.")
+    at_s: float = Field(default=0, ge=0, description="By alert: when it is sent.")
     node: str = Field(default="", description="By hand: GROUP/INDEX or a node's name.")
     reason: str = "rehearsal"
     requested_by: str = "person"
@@ -104,6 +130,8 @@ class Start(_Model):
     def _hand_needs_a_node(self) -> Self:
         if self.by == "hand" and not self.node:
             raise ValueError("start.node is needed to start by hand")
+        if (self.by == "alert") != (self.alert is not None):
+            raise ValueError("start.alert goes with by: alert, and only with it")
         return self
 
 
@@ -161,7 +189,9 @@ class InjectedApiFault(_Model):
 class Person(_Model):
     """Something that a person does."""
 
-    do: Literal["cordon", "uncordon", "delete_pdb", "delete_pod", "stop_execution"]
+    do: Literal[
+        "cordon", "uncordon", "delete_pdb", "delete_pod", "stop_execution", "pause", "resume"
+    ]
     node: str = ""
     namespace: str = "ml"
     name: str = ""
@@ -182,12 +212,13 @@ class TimelineEntry(_Model):
     clear: Clear | None = None
     api_fault: InjectedApiFault | None = None
     person: Person | None = None
+    alert: Alert | None = None
 
     @model_validator(mode="after")
     def _exactly_one_thing(self) -> Self:
-        things = [self.inject, self.clear, self.api_fault, self.person]
+        things = [self.inject, self.clear, self.api_fault, self.person, self.alert]
         if sum(thing is not None for thing in things) != 1:
-            raise ValueError("name exactly one of inject, clear, api_fault and person")
+            raise ValueError("name exactly one of inject, clear, api_fault, person and alert")
         return self
 
 
@@ -202,13 +233,22 @@ class Expect(_Model):
     )
     reason: str | None = Field(default=None, description="Code of its reason.")
     actions: tuple[str, ...] | None = Field(
-        default=None, description="What was changed, in order: cordon, evict, replace, release."
+        default=None,
+        description="What was changed, in order: cordon, evict, reboot, replace, release.",
     )
     untouched: tuple[str, ...] = Field(
         default=(), description="Nodes (GROUP/INDEX) that nobody may have changed; all: every one."
     )
     events: tuple[DetailType, ...] = Field(
         default=(), description="Detail-types that must have been sent, in this order."
+    )
+    waiting: dict[str, int] = Field(
+        default={},
+        description="How many incidents must still wait in the end, by what they wait for "
+        "(breaker_open, paused, hold); they have no outcome.",
+    )
+    counts: dict[str, int] = Field(
+        default={}, description="How many events of a detail-type there must be, exactly."
     )
 
     @model_validator(mode="after")
@@ -247,6 +287,10 @@ class ScenarioDocument(_Model):
         "the emulated one.",
     )
     start: Start = Start()
+    scans: bool = Field(
+        default=True,
+        description="false: the scheduled scans do not run, so that only the start does.",
+    )
     timeline: tuple[TimelineEntry, ...] = ()
     expect: Expect
     limits: Limits = Limits()
@@ -266,6 +310,14 @@ class ScenarioDocument(_Model):
         named = {"name": cluster.name, "workspace": cluster.workspace, "region": REGION}
         matcher = f'cluster="{cluster.name}"'
         return {"schema_version": 1, **self.policy, "clusters": [{**named, "matcher": matcher}]}
+
+    @property
+    def whole_timeline(self) -> tuple[TimelineEntry, ...]:
+        """The timeline with the alert that starts it all, if one does."""
+        if self.start.alert is None:
+            return self.timeline
+        first = TimelineEntry(at_s=self.start.at_s, alert=self.start.alert)
+        return (*self.timeline, first)
 
 
 def load_scenario(path: Path) -> ScenarioDocument:

@@ -5,8 +5,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from local.alerts import publish
 from local.calls import ApiFault
-from local.scenario import InjectedApiFault, Person, TimelineEntry
+from local.scenario import Alert, InjectedApiFault, Person, TimelineEntry
 from local.world import World
 
 _TICK_S = 0.05
@@ -88,6 +89,15 @@ class Timeline:
             self._fail_calls(entry.api_fault, now)
         elif entry.person is not None:
             self._person(entry.person)
+        elif entry.alert is not None:
+            self._alert(entry.alert)
+
+    def _alert(self, alert: Alert) -> None:
+        # What the alert is about has been scraped by the time at which a rule could fire.
+        self._world.amp.wait_until_scraped()
+        node = self._world.fleet.node_name(alert.node)
+        publish(self._world.stack, alert, node, cluster=self._world.cluster_name)
+        self._announce(f"alert: {alert.alertname} {alert.status} for {node} ({alert.format})")
 
     def _fail_calls(self, wanted: InjectedApiFault, now: float) -> None:
         fault = ApiFault(
@@ -126,6 +136,14 @@ class Timeline:
             case "delete_pod":
                 path = f"/api/v1/namespaces/{act.namespace}/pods/{act.name}"
                 kubernetes.act_as("person", "DELETE", path)
+            case "pause" | "resume":
+                request = {
+                    "cluster": self._world.fleet.cluster_name,
+                    "paused": act.do == "pause",
+                    "reason": act.name or "rehearsal",
+                    "requested_by": "person",
+                }
+                self._world.stack.start_execution(request, machine="SetPause")
             case "stop_execution":
                 for execution in self._world.stack.executions():
                     if execution.status == "RUNNING":

@@ -140,3 +140,10 @@ class World:
         self.stack.register_cluster(self._scenario.cluster.name, kubernetes.url, kubernetes.ca_pem)
         self.stack.deploy_policy(yaml.safe_dump(self._scenario.full_policy))
         self.amp.wait_until_scraped()
+        if not self._scenario.scans:
+            self.stack.scheduler.disable("Scan")
+
+    @property
+    def cluster_name(self) -> str:
+        """The scenario's cluster."""
+        return self._scenario.cluster.name

@@ -65,30 +65,68 @@ class Machine:
         """States that can follow each state, however late."""
         return {name: self._from(name) for name in self.states}
 
-    def _from(self, name: str) -> frozenset[str]:
+    def _from(self, name: str, *, is_one_rung: bool = False) -> frozenset[str]:
         found: set[str] = set()
-        ahead = [target for _, target in edges(self.states[name])]
+        ahead = self.targets(name, is_one_rung=is_one_rung)
         while ahead:
             target = ahead.pop()
             if target in self.states and target not in found:
                 found.add(target)
-                ahead += [following for _, following in edges(self.states[target])]
+                ahead += self.targets(target, is_one_rung=is_one_rung)
         return frozenset(found)
 
+    def targets(self, name: str, *, is_one_rung: bool = False) -> list[str]:
+        """Return where a state can lead to; on one rung, without the ways to the next."""
+        return [
+            target
+            for way, target in _ways(self.states[name])
+            if not (is_one_rung and is_ladder(way))
+        ]
+
+    @cached_property
+    def _reaches_on_one_rung(self) -> Mapping[str, frozenset[str]]:
+        return {name: self._from(name, is_one_rung=True) for name in self.states}
+
     def loop_of(self, name: str) -> frozenset[str]:
-        """Return the states of the loop that a state is in; empty if it is in none."""
-        return frozenset(n for n in self.reaches[name] if name in self.reaches[n])
+        """Return the states of the loop that a state is in on one rung; empty if it is in none."""
+        reaches = self._reaches_on_one_rung
+        return frozenset(n for n in reaches[name] if name in reaches[n])
+
+    @cached_property
+    def ladder(self) -> frozenset[str]:
+        """States that an execution may come to again because the ladder has another rung."""
+        return frozenset(
+            name
+            for name in self.states
+            if {n for n in self.reaches[name] if name in self.reaches[n]} > self.loop_of(name)
+        )
+
+
+LADDER_WORD = "repair"
+"""The word that leads to the plan's next rung. It is said once for each further rung, and once more
+for a reboot whose call had no answer: the plan bounds it, not a deadline."""
+
+LADDER_VISITS = 2
+"""How often it can be said: a plan holds at most two repairs (contracts/policy.py)."""
+
+
+def is_ladder(rule: Mapping[str, Any]) -> bool:
+    """Tell whether a rule of a Choice leads to the next rung."""
+    return rule.get("Variable") == "$.next" and rule.get("StringEquals") == LADDER_WORD
+
+
+def _ways(state: State) -> Iterator[tuple[State, str]]:
+    for key in ("Next", "Default"):
+        if key in state:
+            yield state, state[key]
+    for way in (*state.get("Choices", ()), *state.get("Catch", ())):
+        yield way, way["Next"]
 
 
 def edges(state: State) -> Iterator[tuple[str, str]]:
     """Yield (why, target) of each way out of a state: the caught names, or an empty string."""
-    for key in ("Next", "Default"):
-        if key in state:
-            yield "", state[key]
-    for choice in state.get("Choices", ()):
-        yield "", choice["Next"]
-    for catcher in state.get("Catch", ()):
-        yield ",".join(catcher["ErrorEquals"]), catcher["Next"]
+    for way, target in _ways(state):
+        yield ",".join(way.get("ErrorEquals", ())), target
 
 
 # --- reading ------------------------------------------------------------------------------------
@@ -145,15 +183,19 @@ def load_machines(path: Path) -> list[Machine]:
 def polls_of(policy: PolicyDocument) -> dict[str, int]:
     """Return how often each waiting step can wait under a policy, as its use case counts."""
     check, deadlines = policy.waits.check_poll_s, policy.deadlines
+    repairs = (deadlines.reboot_s, deadlines.replace_s)
     return {
         "VerifyFault": worst_case_loops(check, deadlines.verify_s),
         "DrainNode": worst_case_loops(policy.waits.drain_poll_s, deadlines.drain_s),
-        "CheckRepair": worst_case_loops(check, deadlines.replace_s),
-        "ValidateNode": _validation_polls(check, policy.hold_down_s, deadlines.replace_s),
+        # Each repair of the ladder is waited for in its turn.
+        "CheckRepair": sum(worst_case_loops(check, repair_s) for repair_s in repairs),
+        "ValidateNode": sum(
+            _validation_polls(check, policy.hold_down_s, repair_s) for repair_s in repairs
+        ),
     }
 
 
-def _validation_polls(check: tuple[int, ...], hold_down_s: int, replace_s: int) -> int:
+def _validation_polls(check: tuple[int, ...], hold_down_s: int, repair_s: int) -> int:
     """Return the polls of a validation that is found unclean whenever that costs most polls.
 
     Clean, it waits for what is left of the hold-down, which may be short. The deadline is looked at
@@ -162,7 +204,7 @@ def _validation_polls(check: tuple[int, ...], hold_down_s: int, replace_s: int) 
     polls = elapsed_s = 0
     is_over = False
     while not is_over:
-        is_over = elapsed_s >= hold_down_s + replace_s
+        is_over = elapsed_s >= hold_down_s + repair_s
         left_s = hold_down_s
         while left_s > 0:
             left_s -= min(wait_after(check, polls), left_s)
@@ -192,15 +234,16 @@ def history_events(
         """Count from a state on; a loop is gone through as a whole, then left for good."""
         part = machine.loop_of(name) or {name}
         rounds = 1 + sum(polls.get(member, 0) for member in part)
-        onwards = {target for m in part for _, target in edges(machine.states[m])} - part
+        onwards = {target for m in part for target in machine.targets(m, is_one_rung=True)} - part
         here = sum(cost(member, rounds) for member in part)
         return here + max((longest(target) for target in onwards), default=0)
 
-    return longest(machine.start) + EVENTS_OF_EXECUTION
+    again = LADDER_VISITS * sum(cost(name, 1) for name in machine.ladder)
+    return longest(machine.start) + again + EVENTS_OF_EXECUTION
 
 
 Shape = Callable[[int], dict[str, Any]]
-_LONGEST = {"verify_s": 86_400, "drain_s": 604_800, "replace_s": 86_400}
+_LONGEST = {"verify_s": 86_400, "drain_s": 604_800, "replace_s": 86_400, "reboot_s": 86_400}
 _SHORTEST = dict.fromkeys(_LONGEST, 1)
 EXTREMES: Mapping[str, Shape] = {
     "drain each second": lambda n: {
@@ -262,8 +305,9 @@ def longest_run_s() -> int:
     """Return how long the waiting steps may take in all at the limits of the policy's model."""
     schema = PolicyDocument.model_json_schema()
     deadlines = schema["$defs"]["DeadlinesDocument"]["properties"]
-    verify_s, drain_s, replace_s = (
-        int(deadlines[name]["maximum"]) for name in ("verify_s", "drain_s", "replace_s")
+    verify_s, drain_s, replace_s, reboot_s = (
+        int(deadlines[name]["maximum"]) for name in ("verify_s", "drain_s", "replace_s", "reboot_s")
     )
     hold_down_s = int(schema["properties"]["hold_down_s"]["maximum"])
-    return verify_s + drain_s + 2 * replace_s + 2 * hold_down_s
+    # Each repair has its time twice, to happen and to be proven, and two hold-downs.
+    return verify_s + drain_s + 2 * (replace_s + reboot_s) + 4 * hold_down_s

@@ -66,6 +66,8 @@ def plan_of(rule: Rule) -> str:
     """Return what the default plan does with the rule's findings."""
     if not (rule.is_verdict_by_xid or rule.verdict.is_actionable):
         return "none"
+    if rule.is_verdict_by_xid:
+        return "by the XID's action (below)"
     plan = DEFAULT_PLANS.get(rule.fault_class, ())
     return ", then ".join(map(str, plan)) or "none: observed"
 
@@ -125,7 +127,8 @@ def xid_lines(xids: Iterable[XidEntry]) -> Iterator[str]:
     """Yield the XID table, by verdict and action."""
     yield "## XIDs"
     yield ""
-    yield "The action is what the vendor's catalogue advises; which repair is made is the plan's."
+    yield "The action is what the vendor's catalogue advises; which repair follows from it is in"
+    yield "[POLICY.md](POLICY.md#plans)."
     yield "A code that is not in the table gets the rule's own verdict, `suspect`."
     yield ""
 

@@ -13,6 +13,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from nodemend.contracts.events import EVENT_MODELS, SOURCE
+from nodemend.contracts.pausing import SetPause
 from nodemend.contracts.policy import PolicyDocument
 from nodemend.contracts.steps import RemediateByHand
 from nodemend.domain.events import DetailType
@@ -93,6 +94,7 @@ def documents() -> dict[str, str]:
             "nodemend remediation by hand",
             False,
         ),
+        ("events/schemas/set_pause.json", SetPause, "nodemend pause", False),
         ("local/schemas/scenario.json", ScenarioDocument, "nodemend scenario", False),
         ("local/schemas/result.json", ResultDocument, "nodemend result", True),
     ):

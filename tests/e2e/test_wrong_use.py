@@ -14,12 +14,18 @@ from tests.e2e.conftest import SCENARIOS
 pytestmark = pytest.mark.timeout(200)
 
 
+def started(world, given, name):
+    """Start a remediation as a person does in the console; return the execution's ARN."""
+    return world.stack.start_execution(given, name=name, machine="RemediateNode")
+
+
 @pytest.mark.first
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         ("schema_version: 2", "schema_version"),
         ("name: [", "is no YAML"),
+        ("start: {by: alert}", "start.alert goes with by: alert"),
         ("schema_version: 1\nname: x\nclusters: []\nexpect: {outcome: null}", "clusters"),
     ],
 )
@@ -64,7 +70,7 @@ def world():
     ],
 )
 def test_a_wrong_input_by_hand_fails_in_the_first_step_and_names_the_field(world, given, field):
-    arn = world.stack.start_execution(given, name=f"wrong-{time.monotonic_ns()}")
+    arn = started(world, given, name=f"wrong-{time.monotonic_ns()}")
     execution = world.stack.wait_for_execution(arn, 60)
     assert execution.status == "FAILED"
     assert execution.error == "InvalidInputError"
@@ -74,11 +80,34 @@ def test_a_wrong_input_by_hand_fails_in_the_first_step_and_names_the_field(world
     assert world.calls.mutations() == []
 
 
+@pytest.mark.case("D38")
+def test_d38_an_alert_that_cannot_be_read_lies_in_the_dead_letters_with_the_reason(world):
+    broken = '{"alerts": [{"status": "firing", "annotations": {"s": "XID 79 on "gpu 3""}}]}'
+    topic = world.stack.resource_id("AlertTopic")
+    world.stack.client("sns", caller="alertmanager").publish(TopicArn=topic, Message=broken)
+    deadline = time.monotonic() + 30
+    while not world.stack.queue_depth("AlertDeadLetters") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    answer = world.stack.client("sqs").receive_message(
+        QueueUrl=world.stack.resource_id("AlertDeadLetters"), MessageAttributeNames=["All"]
+    )
+    (message,) = answer["Messages"]
+    told = {name: value["StringValue"] for name, value in message["MessageAttributes"].items()}
+    assert told["field"] == "Message"
+    assert "JSON" in told["error"]
+    assert 'printf "%q"' in told["remedy"]
+    assert json.loads(message["Body"])["Message"] == broken
+    world.stack.wait_idle(20)
+    assert world.stack.queue_depth("AlertQueue") == 0
+    assert world.calls.mutations() == []
+
+
 def test_a_denied_first_step_by_hand_ends_red_with_its_real_error(world):
     fault = ApiFault(verb="get", status=403, service="kubernetes", caller="admit_remediation")
     world.faults.add(fault)
     try:
-        arn = world.stack.start_execution(
+        arn = started(
+            world,
             {
                 "cluster": "train-east",
                 "node": world.fleet.node_name("p5-train/1"),
@@ -104,15 +133,13 @@ def test_a_console_copy_of_a_dispatched_execution_changes_nothing(world):
         "reason": "rehearsal",
         "requested_by": "me",
     }
-    original = world.stack.start_execution(request, name="the-original")
+    original = started(world, request, name="the-original")
     deadline = time.monotonic() + 60
     while not world.calls.mutations() and time.monotonic() < deadline:
         time.sleep(0.1)
-    copy = world.stack.start_execution(
-        {"schema_version": 1, "incident_id": "the-original"}, name="the-copy"
-    )
+    copy = started(world, {"schema_version": 1, "incident_id": "the-original"}, name="the-copy")
     assert world.stack.wait_for_execution(copy, 60).status == "SUCCEEDED"
-    again = world.stack.start_execution(request, name="the-second-request")
+    again = started(world, request, name="the-second-request")
     assert world.stack.wait_for_execution(again, 60).status == "SUCCEEDED"
     assert world.stack.wait_for_execution(original, 100).status == "SUCCEEDED"
     verbs = [call.verb for call in world.calls.mutations() if call.service != "kubernetes"]
@@ -132,7 +159,8 @@ def test_a_console_copy_of_a_dispatched_execution_changes_nothing(world):
 
 def test_stopping_the_execution_in_the_console_closes_the_incident(world):
     node = world.fleet.node_name("p5-train/6")
-    arn = world.stack.start_execution(
+    arn = started(
+        world,
         {"cluster": "train-east", "node": node, "reason": "rehearsal", "requested_by": "me"},
         name="to-be-stopped",
     )

@@ -8,6 +8,7 @@ from nodemend.contracts.events import FindingModel
 from nodemend.domain.events import DetailType
 from nodemend.domain.faults import FaultClass, FaultKind, Mode, Rung, Verdict
 from nodemend.domain.findings import Evidence, Finding
+from nodemend.domain.history import PastIncident
 from nodemend.domain.incidents import (
     CordonRecord,
     DrainRecord,
@@ -134,12 +135,33 @@ def full(incident_id: str = "01TEST0000000000000000FULL") -> Incident:
             clean_since=later,
             polls=4,
             last_problem="not_ready",
+            boot_id_before=NODE.boot_id,
+            heartbeat_before=START,
+            asks=2,
+            is_unanswered=True,
+            rebooted_node=replace(NODE, boot_id="boot-2"),
+            cordon_lost_at=later,
+            cordon_restored_at=later,
+        ),
+        attempts=(RepairRecord(Rung.REBOOT, "asg-h100", (), 2, later, started_at=later, asks=1),),
+        history=(
+            PastIncident(
+                incident_id="01TEST0000000000000000PAST",
+                at=START - timedelta(days=3),
+                fault="xid 119",
+                outcome="REBOOTED",
+                instance_id=NODE.instance_id,
+                gpu_uuids=("GPU-1",),
+                rungs=(Rung.REBOOT,),
+            ),
         ),
         verdict=(Outcome.REPLACED, reason),
         outcome=Outcome.REPLACED,
         reason=reason,
         closed_at=later,
         waiting_for="capacity_guard",
+        first_seen={"xid": later},
+        last_seen=later,
         sequence=9,
         timeline=(TimelineEntry(later, "drain_node", "Drain Progress", reason),),
         new_events=(),

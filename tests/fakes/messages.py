@@ -59,6 +59,26 @@ class MemoryDispatchQueue:
         self.messages.append((cluster, incident_id))
 
 
+@dataclass(frozen=True)
+class DeadLetter:
+    """A refused message and why."""
+
+    body: str
+    error: str
+    field: str
+    remedy: str
+
+
+@dataclass
+class MemoryDeadLetters:
+    """`DeadLetters` that keeps its messages."""
+
+    letters: list[DeadLetter] = field(default_factory=list)
+
+    def put(self, body: str, *, error: str, field: str, remedy: str) -> None:
+        self.letters.append(DeadLetter(body, error, field, remedy))
+
+
 Series = tuple[str, tuple[tuple[str, str], ...]]
 
 

@@ -3,18 +3,21 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from nodemend.adapters.dead_letters_sqs import SqsDeadLetters
     from nodemend.adapters.dispatch_queue_sqs import SqsDispatchQueue
     from nodemend.adapters.event_bus import EventBridgeBus
     from nodemend.adapters.executions_stepfunctions import StepFunctionsExecutions
     from nodemend.adapters.guard_dynamodb import DynamoGuards
+    from nodemend.adapters.history_dynamodb import DynamoHistory
     from nodemend.adapters.incidents_dynamodb import DynamoIncidents
+    from nodemend.adapters.instances_ec2 import Ec2Instances
     from nodemend.adapters.outbox import DynamoOutbox
     from nodemend.adapters.policy_appconfig import AppConfigPolicies
     from nodemend.adapters.scan_memory_dynamodb import DynamoScanMemory
     from nodemend.adapters.system import LambdaInvocation, SystemClock, UlidIds
     from nodemend.adapters.telemetry_emf import EmfTelemetry
     from nodemend.application import ports
-    from tests.fakes import control, messages, stores, system
+    from tests.fakes import control, instances, messages, stores, system
 
     def _incidents(a: DynamoIncidents, b: stores.MemoryIncidents) -> list[ports.Incidents]:
         return [a, b]
@@ -28,10 +31,19 @@ if TYPE_CHECKING:
     def _memory(a: DynamoScanMemory, b: stores.MemoryScanMemory) -> list[ports.ScanMemory]:
         return [a, b]
 
+    def _history(a: DynamoHistory, b: stores.MemoryHistory) -> list[ports.History]:
+        return [a, b]
+
+    def _instances(a: Ec2Instances, b: instances.FakeInstances) -> list[ports.Instances]:
+        return [a, b]
+
     def _bus(a: EventBridgeBus, b: messages.MemoryEventBus) -> list[ports.EventBus]:
         return [a, b]
 
     def _queue(a: SqsDispatchQueue, b: messages.MemoryDispatchQueue) -> list[ports.DispatchQueue]:
+        return [a, b]
+
+    def _letters(a: SqsDeadLetters, b: messages.MemoryDeadLetters) -> list[ports.DeadLetters]:
         return [a, b]
 
     def _telemetry(a: EmfTelemetry, b: messages.MemoryTelemetry) -> list[ports.Telemetry]:

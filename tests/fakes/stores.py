@@ -22,6 +22,7 @@ from nodemend.application.ports import (
 from nodemend.contracts.events import incident_detail
 from nodemend.domain.errors import ConcurrentUpdateError, InvalidInputError, NodemendError
 from nodemend.domain.guard import Guard
+from nodemend.domain.history import KEEP, RECALLED, PastIncident, Subject, merged
 from nodemend.domain.incidents import Incident
 from nodemend.domain.nodes import NodeRef
 
@@ -226,6 +227,28 @@ class MemoryGuards:
                 return False
             self._documents[guard.cluster] = document
             return True
+
+
+class MemoryHistory:
+    """`History` in a dictionary."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._entries: dict[tuple[str, str], dict[tuple[datetime, str], PastIncident]] = {}
+
+    def remember(self, cluster: str, subjects: Iterable[Subject], past: PastIncident) -> None:
+        for subject in subjects:
+            entries = self._entries.setdefault((cluster, subject.key), {})
+            entries[(past.at, past.incident_id)] = past
+
+    def recall(self, cluster: str, subjects: Iterable[Subject]) -> tuple[PastIncident, ...]:
+        oldest = self._clock.now() - KEEP
+        found = []
+        for subject in dict.fromkeys(subjects):
+            entries = self._entries.get((cluster, subject.key), {})
+            newest = sorted(entries.items(), reverse=True)[:RECALLED]
+            found.append([past for (at, _), past in newest if at > oldest])
+        return merged(found)
 
 
 class MemoryScanMemory:

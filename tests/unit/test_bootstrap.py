@@ -27,6 +27,7 @@ ENVIRONMENT = {
     "NODEMEND_APPCONFIG_ENVIRONMENT": "env",
     "NODEMEND_APPCONFIG_PROFILE": "policy",
     "NODEMEND_DISPATCH_QUEUE_URL": "https://sqs.eu-west-1.amazonaws.com/123456789012/dispatch",
+    "NODEMEND_ALERT_DEAD_LETTERS_URL": "https://sqs.eu-west-1.amazonaws.com/123456789012/refused",
     "NODEMEND_STATE_MACHINE_ARN": "arn:aws:states:eu-west-1:123456789012:stateMachine:x",
 }
 
@@ -54,6 +55,7 @@ def environment(monkeypatch):
     "build",
     [
         bootstrap.scan_ports,
+        bootstrap.receive_alert_ports,
         bootstrap.open_incident_ports,
         bootstrap.dispatch_ports,
         bootstrap.close_ports,

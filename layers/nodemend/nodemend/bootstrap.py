@@ -12,12 +12,15 @@ from nodemend.adapters._aws import client_config
 from nodemend.adapters.amp import AmpMetrics
 from nodemend.adapters.capacity_asg import AutoScalingCapacity
 from nodemend.adapters.cluster_role import ClusterRole
+from nodemend.adapters.dead_letters_sqs import SqsDeadLetters
 from nodemend.adapters.dispatch_queue_sqs import SqsDispatchQueue
 from nodemend.adapters.eks_auth import EksAccess
 from nodemend.adapters.event_bus import EventBridgeBus
 from nodemend.adapters.executions_stepfunctions import StepFunctionsExecutions
 from nodemend.adapters.guard_dynamodb import DynamoGuards
+from nodemend.adapters.history_dynamodb import DynamoHistory
 from nodemend.adapters.incidents_dynamodb import DynamoIncidents
+from nodemend.adapters.instances_ec2 import Ec2Instances
 from nodemend.adapters.kubernetes_cluster import KubernetesClusters
 from nodemend.adapters.outbox import DynamoOutbox
 from nodemend.adapters.policy_appconfig import AppConfigPolicies
@@ -28,7 +31,9 @@ from nodemend.application.close_incident import ClosePorts
 from nodemend.application.closing import ClosingPorts
 from nodemend.application.dispatch_incidents import DispatchPorts
 from nodemend.application.open_incident import OpenIncidentPorts
+from nodemend.application.receive_alert import ReceiveAlertPorts
 from nodemend.application.scan_gpu_health import ScanPorts
+from nodemend.application.set_pause import SetPausePorts
 from nodemend.application.start_repair import RepairPorts
 from nodemend.application.steps import StepPorts
 from nodemend.application.verify_fault import VerifyPorts
@@ -38,6 +43,7 @@ from nodemend.contracts.policy import check_rules, parse_policy
 from nodemend.domain.policy import Policy
 from nodemend.domain.rules import Catalogue
 from nodemend.settings import (
+    AlertSettings,
     DispatchSettings,
     PolicySettings,
     QueueSettings,
@@ -185,6 +191,16 @@ def _capacity() -> AutoScalingCapacity:
 
 
 @cache
+def _instances() -> Ec2Instances:
+    return Ec2Instances(session_for=_cluster_role().session_for)
+
+
+@cache
+def _history() -> DynamoHistory:
+    return DynamoHistory(table=_records().table, client=_dynamodb(), clock=_clock)
+
+
+@cache
 def _metrics() -> AmpMetrics:
     credentials = _session().get_credentials()
     if credentials is None:  # pragma: no cover - the Lambda runtime always has some
@@ -196,6 +212,11 @@ def _metrics() -> AmpMetrics:
 def _dispatch_queue() -> SqsDispatchQueue:
     settings = QueueSettings()
     return SqsDispatchQueue(queue_url=settings.dispatch_queue_url, client=_sqs())
+
+
+@cache
+def _dead_letters() -> SqsDeadLetters:
+    return SqsDeadLetters(queue_url=AlertSettings().alert_dead_letters_url, client=_sqs())
 
 
 @cache
@@ -219,6 +240,22 @@ def scan_ports() -> ScanPorts:
     )
 
 
+def receive_alert_ports() -> ReceiveAlertPorts:
+    """Return the ports of receive_alert."""
+    return ReceiveAlertPorts(
+        metrics=_metrics(),
+        policies=_policies(),
+        bus=_bus(),
+        memory=DynamoScanMemory(table=_records().table, client=_dynamodb(), clock=_clock),
+        incidents=_incidents(),
+        outbox=_outbox(),
+        dead_letters=_dead_letters(),
+        telemetry=_telemetry(),
+        catalogue=catalogue(),
+        clock=_clock,
+    )
+
+
 def open_incident_ports() -> OpenIncidentPorts:
     """Return the ports of open_incident."""
     return OpenIncidentPorts(
@@ -230,6 +267,7 @@ def open_incident_ports() -> OpenIncidentPorts:
         telemetry=_telemetry(),
         ids=UlidIds(),
         clock=_clock,
+        history=_history(),
     )
 
 
@@ -244,9 +282,11 @@ def dispatch_ports() -> DispatchPorts:
         capacity=_capacity(),
         executions=_executions(),
         dispatch_queue=_dispatch_queue(),
+        bus=_bus(),
         telemetry=_telemetry(),
         clock=_clock,
         catalogue=catalogue(),
+        history=_history(),
     )
 
 
@@ -275,7 +315,7 @@ def verify_ports(context: Context) -> VerifyPorts:
 
 def repair_ports(context: Context) -> RepairPorts:
     """Return the ports of start_repair and check_repair."""
-    return RepairPorts(step=step_ports(context), capacity=_capacity())
+    return RepairPorts(step=step_ports(context), capacity=_capacity(), instances=_instances())
 
 
 def _closing_ports() -> ClosingPorts:
@@ -284,12 +324,24 @@ def _closing_ports() -> ClosingPorts:
         outbox=_outbox(),
         guards=_guards(),
         dispatch_queue=_dispatch_queue(),
+        history=_history(),
     )
 
 
 def close_ports() -> ClosePorts:
     """Return the ports of close_incident."""
     return ClosePorts(closing=_closing_ports(), clock=_clock)
+
+
+def set_pause_ports() -> SetPausePorts:
+    """Return the ports of set_pause."""
+    return SetPausePorts(
+        guards=_guards(),
+        policies=_policies(),
+        bus=_bus(),
+        dispatch_queue=_dispatch_queue(),
+        clock=_clock,
+    )
 
 
 def watch_ports() -> WatchPorts:

@@ -62,6 +62,12 @@ class QueueSettings(_Settings):
     dispatch_queue_url: str = Field(min_length=1)
 
 
+class AlertSettings(_Settings):
+    """Where refused alert messages go."""
+
+    alert_dead_letters_url: str = Field(min_length=1)
+
+
 class RuntimeSettings(BaseSettings):
     """What the Lambda runtime itself says."""
 

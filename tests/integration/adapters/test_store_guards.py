@@ -11,8 +11,10 @@ import pytest
 
 from nodemend.adapters.guard_dynamodb import DynamoGuards
 from nodemend.application.ports import Guards
+from nodemend.domain.breaker import MAX_NAMED, Breaker, Sighting, Trip
 from nodemend.domain.errors import AwsForbiddenError, AwsUnavailableError, InvalidInputError
-from nodemend.domain.guard import Guard, Slot
+from nodemend.domain.guard import MAX_SIGHTINGS, Guard, GuardEvent, Pause, Slot
+from nodemend.domain.reasons import Reason
 from tests.fakes import aws
 from tests.fakes.aws import TABLE, Wire
 from tests.fakes.stores import MemoryGuards
@@ -122,7 +124,7 @@ def test_a_guard_of_a_later_release_is_read_and_a_broken_one_is_an_error(
     guard = with_slot(Guard("train-a"), 1)
     dynamo.store(guard)
     item = dynamodb.scan(TableName=TABLE)["Items"][0]
-    item["document"]["M"]["breaker"] = {"M": {"open": {"BOOL": False}}}
+    item["document"]["M"]["something_new"] = {"M": {"open": {"BOOL": False}}}
     del item["document"]["M"]["replacements"]
     dynamodb.put_item(TableName=TABLE, Item=item)
     assert dynamo.load("train-a") == replace(guard, version=1)
@@ -141,6 +143,41 @@ def test_a_guard_with_all_its_slots_and_a_day_of_replacements_stays_small(
     dynamo.store(guard)
     item = dynamodb.scan(TableName=TABLE)["Items"][0]
     assert len(str(item)) < 40_000
+
+
+def test_everything_that_a_guard_can_hold_comes_back_and_stays_small(guards: Guards) -> None:
+    names = tuple(f"ip-10-0-{number}.eu-central-1.compute.internal" for number in range(MAX_NAMED))
+    trip = Trip(Reason("fleet_signal_suspect", "xid/79: é"), 400, 3, 2000, "xid/79", "r", names)
+    guard = replace(
+        Guard("train-a"),
+        replacements=(START,) * 20,
+        sightings=tuple(
+            Sighting(f"uid-{number}", "xid/79", START, f"ip-{number}", "xid-new")
+            for number in range(MAX_SIGHTINGS)
+        ),
+        breaker=Breaker(START, START + timedelta(minutes=30), trip),
+        pause=Pause("alice", "network work", START),
+    )
+    told = GuardEvent("guard-1", START, "breaker_opened", trip.reason, {"count": 400, "nodes": []})
+    guard = with_slot(replace(guard, events=(told,)), 1)
+
+    assert guards.store(guard)
+
+    assert guards.load("train-a") == replace(guard, version=1)
+    assert len(str(guard)) < 60_000
+
+
+def test_a_guard_of_the_release_before_is_read(dynamo: DynamoGuards, dynamodb: Any) -> None:
+    dynamo.store(with_slot(Guard("train-a"), 1))
+    item = dynamodb.scan(TableName=TABLE)["Items"][0]
+    for name in ("sightings", "breaker", "pause", "events"):
+        del item["document"]["M"][name]
+    dynamodb.put_item(TableName=TABLE, Item=item)
+
+    guard = dynamo.load("train-a")
+
+    assert (guard.breaker, guard.pause, guard.events, guard.sightings) == (None, None, (), ())
+    assert list(guard.slots) == ["uid-1"]
 
 
 @pytest.mark.parametrize(

@@ -83,14 +83,15 @@ def test_nothing_is_left_after_a_stop_in_full_flight(tmp_path):
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks into /proc")
 def test_stacks_one_after_the_other_start_empty_and_leak_no_files(tmp_path):
     counts = []
-    for number in range(3):
+    for number in range(4):
         with LocalStack(DATA / "template.yaml", run_dir=tmp_path / str(number)) as stack:
             assert stack.invoke("EchoFunction", {"do": "count"}) == {"calls": 1}
             assert stack.executions() == []
         gc.collect()
         counts.append(open_files())
 
-    assert counts[2] <= counts[1]
+    # What leaks does so with each stack; one file more or less is what else the process does.
+    assert counts[3] - counts[1] < 2
 
 
 def test_the_stack_starts_quickly(tmp_path):

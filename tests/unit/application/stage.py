@@ -16,6 +16,7 @@ from nodemend.application.closing import ClosingPorts
 from nodemend.application.dispatch_incidents import DispatchPorts, dispatch_incidents
 from nodemend.application.open_incident import OpenIncidentPorts
 from nodemend.application.ports import QueryResult
+from nodemend.application.receive_alert import ReceiveAlertPorts
 from nodemend.application.scan_gpu_health import ScanPorts
 from nodemend.application.start_repair import RepairPorts
 from nodemend.application.steps import StepPorts
@@ -35,9 +36,21 @@ from nodemend.domain.rules import Catalogue
 from tests.fakes.capacity import FakeCapacity
 from tests.fakes.cluster import FakeCluster, FakeClusters
 from tests.fakes.control import MemoryExecutions, MemoryPolicies
-from tests.fakes.messages import MemoryDispatchQueue, MemoryEventBus, MemoryTelemetry
+from tests.fakes.instances import FakeInstances
+from tests.fakes.messages import (
+    MemoryDeadLetters,
+    MemoryDispatchQueue,
+    MemoryEventBus,
+    MemoryTelemetry,
+)
 from tests.fakes.metrics import FakeMetrics
-from tests.fakes.stores import MemoryGuards, MemoryIncidents, MemoryOutbox, MemoryScanMemory
+from tests.fakes.stores import (
+    MemoryGuards,
+    MemoryHistory,
+    MemoryIncidents,
+    MemoryOutbox,
+    MemoryScanMemory,
+)
 from tests.fakes.system import START, FixedInvocation, ManualClock, SequentialIds
 
 CLUSTER = "gpu-prod"
@@ -272,6 +285,7 @@ class Stage:
         self.cluster = StageCluster(clock=self.clock, gpu_instance_types=frozenset({INSTANCE_TYPE}))
         self.clusters = FakeClusters(self.cluster)
         self.capacity = FakeCapacity()
+        self.instances = FakeInstances()
         self.metrics = FakeMetrics()
         self.telemetry = MemoryTelemetry()
         self.incidents = MemoryIncidents(self.clock)
@@ -279,10 +293,12 @@ class Stage:
         self.bus = MemoryEventBus(self.telemetry)
         self.outbox = MemoryOutbox(self.incidents, self.bus, self.telemetry)
         self.queue = MemoryDispatchQueue()
+        self.dead_letters = MemoryDeadLetters()
         self.policies = MemoryPolicies(policy or enforce())
         self.executions = MemoryExecutions()
         self.ids = SequentialIds()
         self.memory = MemoryScanMemory(self.clock)
+        self.history = MemoryHistory(self.clock)
         self.invocation = FixedInvocation()
         for number in range(1, nodes + 1):
             self.cluster.add_node(gpu_node(number))
@@ -316,7 +332,11 @@ class Stage:
 
     @property
     def repair(self) -> RepairPorts:
-        return RepairPorts(step=self.step, capacity=self._tap(self.capacity, "capacity"))
+        return RepairPorts(
+            step=self.step,
+            capacity=self._tap(self.capacity, "capacity"),
+            instances=self._tap(self.instances, "instances"),
+        )
 
     @property
     def verify(self) -> VerifyPorts:
@@ -334,6 +354,7 @@ class Stage:
             outbox=self._tap(self.outbox, "outbox"),
             guards=self._tap(self.guards, "guards"),
             dispatch_queue=self._tap(self.queue, "queue"),
+            history=self._tap(self.history, "history"),
         )
 
     @property
@@ -361,9 +382,11 @@ class Stage:
             capacity=self._tap(self.capacity, "capacity"),
             executions=self._tap(self.executions, "executions"),
             dispatch_queue=self._tap(self.queue, "queue"),
+            bus=self._tap(self.bus, "bus"),
             telemetry=self.telemetry,
             clock=self.clock,
             catalogue=catalogue(),
+            history=self._tap(self.history, "history"),
         )
 
     @property
@@ -376,6 +399,22 @@ class Stage:
             dispatch_queue=self._tap(self.queue, "queue"),
             telemetry=self.telemetry,
             ids=self.ids,
+            clock=self.clock,
+            history=self._tap(self.history, "history"),
+        )
+
+    @property
+    def alert(self) -> ReceiveAlertPorts:
+        return ReceiveAlertPorts(
+            metrics=self._tap(self.metrics, "metrics"),
+            policies=self._tap(self.policies, "policies"),
+            bus=self._tap(self.bus, "bus"),
+            memory=self._tap(self.memory, "memory"),
+            incidents=self._tap(self.incidents, "incidents"),
+            outbox=self._tap(self.outbox, "outbox"),
+            dead_letters=self._tap(self.dead_letters, "dead_letters"),
+            telemetry=self.telemetry,
+            catalogue=catalogue(),
             clock=self.clock,
         )
 
@@ -410,10 +449,10 @@ class Stage:
 
     def mutations(self) -> list[str]:
         """Return what was changed in the cluster and in the capacity, in order."""
-        verbs = ("patch", "evict", "terminate")
+        verbs = ("patch", "evict", "reboot", "terminate")
         return [
             f"{call.verb} {call.target}"
-            for call in (*self.cluster.calls, *self.capacity.calls)
+            for call in (*self.cluster.calls, *self.instances.calls, *self.capacity.calls)
             if call.verb in verbs
         ]
 
@@ -426,6 +465,15 @@ class Stage:
         found = self.cluster.get_node(node_name(number))
         assert found is not None
         return found
+
+    def boot(self, number: int = 1, boot_id: str = "boot-2", **changes: Any) -> None:
+        """Let a node have booted: its kubelet posts another boot id, and is heard now."""
+
+        def booted(node: Node) -> Node:
+            ref = replace(node.ref, boot_id=boot_id)
+            return replace(node, ref=ref, heartbeat_at=self.clock.now(), **changes)
+
+        self.cluster.change_node(node_name(number), booted)
 
     # --- where incidents come from ----------------------------------------------------------------
 
@@ -480,6 +528,7 @@ class Stage:
         self.outbox.publish(request.incident_id)
         self.cluster.faults.calls.clear()
         self.capacity.faults.calls.clear()
+        self.instances.faults.calls.clear()
         self.bus.accepted.clear()
         return request
 
@@ -526,6 +575,7 @@ def enforce(**changes: Any) -> Policy:
         "clusters": (CLUSTER_POLICY,),
         "limits": Limits(MaxUnavailable(count=2, percent=50)),
         "plans": {FaultClass.THERMAL: (Rung.REPLACE, Rung.HUMAN)},
+        "hold_s": {},
     }
     return Policy(**(values | changes))
 

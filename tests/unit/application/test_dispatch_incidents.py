@@ -103,7 +103,7 @@ def test_a_freed_slot_goes_to_the_next_in_line_and_waiting_is_told_once() -> Non
     stage = Stage(policy=enforce(limits=ONE))
     first = stage.admit(1)
     second = stage.wait(2)
-    third = stage.wait(3)
+    third = stage.wait(3, xid_finding(3, 95))
     for _ in range(5):
         dispatch(stage)
         stage.clock.advance(60)
@@ -135,7 +135,7 @@ def test_another_limit_than_before_is_told_again() -> None:
 def test_a_storm_of_faults_never_exceeds_the_budget() -> None:
     stage = Stage(nodes=40, policy=enforce(limits=Limits(MaxUnavailable(5, 10))))
     for number in range(1, 41):
-        stage.wait(number, xid_finding(number))
+        stage.wait(number, xid_finding(number, code=500 + number))
         if number % 7 == 0:
             dispatch(stage)
     dispatch(stage)
@@ -195,13 +195,23 @@ def test_a_waiter_whose_node_is_gone_or_another_one_is_superseded() -> None:
     assert stage.incidents.open_by_node == {}
 
 
-def test_without_waiters_the_fleet_is_not_read() -> None:
+def test_without_waiters_a_hint_does_not_make_it_read_the_fleet() -> None:
+    stage = Stage()
+
+    dispatch(stage, (CLUSTER, ""))
+
+    assert stage.cluster.calls == []
+    assert stage.capacity.calls == []
+
+
+def test_without_waiters_the_schedule_looks_at_the_fleet_for_the_breakers_sake() -> None:
     stage = Stage()
 
     dispatch(stage)
 
-    assert stage.cluster.calls == []
-    assert stage.capacity.calls == []
+    assert [call.verb for call in stage.cluster.calls] == ["list"]
+    assert stage.telemetry.gauges["BreakerOpen", (("cluster", CLUSTER),)] == [0]
+    assert stage.guards.load(CLUSTER).version == 0, "nothing changed, so nothing is written"
 
 
 def test_a_hinted_incident_is_seen_though_the_index_lags(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,7 +384,7 @@ def test_a_fleet_that_changed_before_the_guard_was_written_is_looked_at_again() 
 @pytest.mark.parametrize("where", ["start", "save"])
 def test_trouble_with_one_incident_keeps_the_others_of_its_cluster_not_waiting(where: str) -> None:
     two = Limits(MaxUnavailable(2, 100))
-    stage = Stage(policy=enforce(limits=two, exclude=(node_name(4),)))
+    stage = Stage(nodes=30, policy=enforce(limits=two, exclude=(node_name(4),)))
     first, second, kept, ended = (stage.wait(n, xid_finding(n)) for n in range(1, 5))
     store, method = {
         "start": (stage.executions, "start"),

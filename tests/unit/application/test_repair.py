@@ -221,6 +221,7 @@ def test_pods_that_run_on_the_node_again_are_found_directly_before_the_call(
 def test_what_a_drain_leaves_on_the_node_does_not_keep_it_from_being_replaced() -> None:
     stage, request = repairing()
     stage.cluster.add_pod(pod("kube-proxy", owner=Owner("DaemonSet", "kube-proxy", "apps/v1")))
+    stage.cluster.add_pod(pod("was-here", phase="Failed"))
 
     assert run.start(stage, request).next == "check"
 

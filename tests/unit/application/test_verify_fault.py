@@ -136,7 +136,7 @@ def test_after_a_reboot_that_is_not_the_reason_of_the_end_old_evidence_opens_not
     stage, request = verifying(lost_finding(), xid_finding())
     stage.metrics.answer("gpu", samples({}, value=1))
     reboot(stage)
-    ends(stage, request, Outcome.RECOVERED, "recovered")
+    ends(stage, request, Outcome.RECOVERED, "rebooted")
     run.close(stage, request)
     stage.clock.advance(60)
 

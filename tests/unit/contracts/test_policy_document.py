@@ -1,11 +1,13 @@
 """The policy document: what is accepted, and how what is wrong is named."""
 
 import base64
-from datetime import date
+from datetime import date, time
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nodemend.contracts.policy import (
     EVENTS_PER_LOOP,
@@ -19,8 +21,10 @@ from nodemend.contracts.policy import (
 )
 from nodemend.contracts.validation import ValidatePolicyRequest
 from nodemend.domain.errors import PolicyInvalidError
-from nodemend.domain.faults import FaultClass, Mode, Rung
+from nodemend.domain.faults import FaultClass, Mode, Rung, Verdict
 from nodemend.domain.policy import (
+    Attempts,
+    BreakerLimits,
     ClusterPolicy,
     Deadlines,
     Limits,
@@ -31,6 +35,7 @@ from nodemend.domain.policy import (
     RulePolicy,
     Waits,
 )
+from nodemend.domain.windows import WEEKDAYS, MaintenanceWindow
 
 A = {"name": "a", "workspace": "ws-1", "region": "eu-central-1"}
 HISTORY = 25_000
@@ -69,7 +74,15 @@ def test_a_document_that_says_nothing_is_the_design_s_defaults_in_dry_run() -> N
 def test_the_defaults_of_the_document_are_those_of_the_domain() -> None:
     deployed = PolicyDocument(schema_version=1).to_policy("built-in")
     built_in = Policy()
-    for name in ("mode", "limits", "waits", "deadlines", "hold_down_s", "startup_grace_s"):
+    for name in (
+        "mode",
+        "limits",
+        "waits",
+        "deadlines",
+        "hold_down_s",
+        "startup_grace_s",
+        "hold_s",
+    ):
         assert getattr(deployed, name) == getattr(built_in, name)
 
 
@@ -123,6 +136,80 @@ def test_everything_that_can_be_said_arrives() -> None:
     assert policy.rules["gpu-temperature"] == RulePolicy(thresholds={"celsius": 85})
     assert policy.rules["xid-new"] == RulePolicy(is_enabled=False, plan=(Rung.REPLACE,))
     assert policy.exclude == ("ip-10-0-1-5.ec2.internal",)
+
+
+def test_breaker_hold_times_and_windows_arrive() -> None:
+    policy = parse(
+        limits={"breaker": {"percent": 12.5, "min_nodes": 4, "window_s": 300, "cooldown_s": 0}},
+        hold_s={"fatal": 30, "degraded": 0},
+        maintenance_windows=[
+            {"start": "22:30", "duration_s": 3600, "days": ["sat"], "timezone": "Europe/Berlin"},
+            {"start": "00:00", "duration_s": 60},
+        ],
+        fatal_ignores_windows=True,
+    )
+    assert policy.limits.breaker == BreakerLimits(12.5, 4, 300, 0)
+    assert policy.limits.max_unavailable == MaxUnavailable(), "the others keep their defaults"
+    assert policy.hold_s == {Verdict.FATAL: 30}
+    assert policy.maintenance_windows == (
+        MaintenanceWindow(("sat",), time(22, 30), 3600, "Europe/Berlin"),
+        MaintenanceWindow(WEEKDAYS, time(), 60, "UTC"),
+    )
+    assert policy.fatal_ignores_windows
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    breaker=st.fixed_dictionaries(
+        {
+            "percent": st.floats(0.01, 100),
+            "min_nodes": st.integers(2, 2000),
+            "window_s": st.integers(60, 86_400),
+            "cooldown_s": st.integers(0, 86_400),
+        }
+    ),
+    desired=st.integers(0, 5000),
+)
+def test_no_accepted_breaker_is_ever_off(breaker: dict[str, Any], desired: int) -> None:
+    """Every node at once opens it whatever the bound; and the bound is never less than two."""
+    limits = parse(limits={"breaker": breaker}).limits.breaker
+    assert limits.bound(desired) >= 2
+    assert limits.bound(desired) >= desired * limits.percent / 100
+    assert limits.bound(desired) <= max(limits.min_nodes, desired + 1)
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ({"limits": {"breaker": {"percent": 0}}}, "limits.breaker.percent: "),
+        ({"limits": {"breaker": {"min_nodes": 1}}}, "limits.breaker.min_nodes: "),
+        ({"limits": {"breaker": {"enabled": False}}}, "limits.breaker.enabled: "),
+        ({"hold_s": {"suspect": 5}}, "hold_s.suspect: "),
+        ({"hold_s": {"degraded": -1}}, "hold_s.degraded: "),
+        ({"maintenance_windows": [{"start": "22:00"}]}, "maintenance_windows.0.duration_s: "),
+        ({"maintenance_windows": [{"duration_s": 60}]}, "maintenance_windows.0.start: "),
+        (
+            {"maintenance_windows": [{"start": "24:00", "duration_s": 60}]},
+            "maintenance_windows.0.start: ",
+        ),
+        (
+            {"maintenance_windows": [{"start": 79200, "duration_s": 60}]},
+            "maintenance_windows.0.start: ",
+        ),
+        (
+            {"maintenance_windows": [{"start": "1:00", "duration_s": 60, "days": []}]},
+            "maintenance_windows.0.days: ",
+        ),
+        (
+            {"maintenance_windows": [{"start": "01:00", "duration_s": 60, "timezone": "CEST/X"}]},
+            "no time zone 'CEST/X': use an IANA name",
+        ),
+        ({"groups": [{"match": {"a": "b"}, "limits": {"breaker": {}}}]}, "is not built yet"),
+        ({"approval": {"before": "cordon"}}, "approval: is not built yet"),
+    ],
+)
+def test_a_wrong_rail_is_named(document: dict[str, Any], words: str) -> None:
+    assert words in wrong(**document)
 
 
 def test_a_group_without_limits_has_none_of_its_own() -> None:
@@ -221,8 +308,31 @@ def test_a_rung_that_cannot_be_carried_out_is_refused(rung: Rung, where: str) ->
 
     text = wrong(**documents[where])
 
-    assert f"rung {rung} is not built yet: use human, replace" in text
+    assert f"rung {rung} is not built yet: use human, reboot, replace" in text
     assert ("rules.r.plan" if where == "rules" else "plans.xid") in text
+
+
+def test_a_reboot_after_the_replacement_is_refused() -> None:
+    text = wrong(plans={"xid": ["replace", "reboot", "human"]})
+    assert "plans.xid: reboot stands after replace, which ends the instance" in text
+
+
+def test_the_memory_is_bounded_by_what_is_kept() -> None:
+    day = 86_400
+    given = parse_policy(
+        {
+            "schema_version": 1,
+            "repeat_window_s": 90 * day,
+            "attempts": {"per_node": 5, "window_s": 14 * day},
+            "deadlines": {"reboot_s": 900},
+            "plans": {"xid": ["reboot", "replace", "human"]},
+        },
+        "1",
+    )
+    assert (given.repeat_window_s, given.attempts) == (90 * day, Attempts(5, 14 * day))
+    assert given.deadlines.reboot_s == 900
+    assert "repeat_window_s" in wrong(repeat_window_s=90 * day + 1)
+    assert "attempts.per_node" in wrong(attempts={"per_node": 0})
 
 
 def test_after_a_person_comes_nothing() -> None:

@@ -1,5 +1,6 @@
 """Signals become findings, and rules become queries: the traps of the metrics, once."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -160,6 +161,7 @@ def test_a_sample_becomes_a_finding_with_all_its_evidence() -> None:
         gpu_index="0",
         code=79,
         summary="XID 79 (FALLEN) on GPU 0, 3",
+        action="reboot_node",
     )
     assert found.key == "xid/GPU-1/79"
 
@@ -233,6 +235,26 @@ def test_severity_then_time_then_key_decides() -> None:
     assert most_severe([degraded, late, b, a]) == a
     with pytest.raises(ValueError, match="empty"):
         most_severe([])
+
+
+@pytest.mark.parametrize("cause", [79, 95, 149])
+@pytest.mark.parametrize("echo", [43, 45, 145])
+def test_in_a_burst_the_root_cause_decides_before_its_echoes_whoever_came_first(
+    cause: int, echo: int
+) -> None:
+    later = NOW + timedelta(seconds=1)
+    root = replace(finding(Verdict.FATAL, later), code=cause)
+    first = replace(finding(Verdict.FATAL), code=echo)
+    unranked = replace(finding(Verdict.FATAL), code=119)
+
+    assert by_urgency([first, unranked, root]) == (root, unranked, first)
+    # Severity counts most: an echo that is fatal by the table stays above a suspicion.
+    assert most_severe([replace(root, verdict=Verdict.SUSPECT), first]) == first
+
+
+def test_a_fault_that_a_fleet_can_share_has_no_gpu_in_it() -> None:
+    assert finding(Verdict.FATAL).fault == "xid/79"
+    assert replace(finding(Verdict.FATAL), code=None).fault == "xid"
 
 
 def test_repeats_are_no_new_findings() -> None:

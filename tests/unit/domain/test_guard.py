@@ -13,13 +13,13 @@ from nodemend.domain.capacity import AutoScalingGroup
 from nodemend.domain.errors import LeaseLostError
 from nodemend.domain.faults import FaultClass, FaultKind, Mode, Rung, Verdict
 from nodemend.domain.findings import Evidence, Finding
+from nodemend.domain.fleet import FleetSnapshot
 from nodemend.domain.guard import (
     FIRST_LEASE,
     MAX_SLOTS,
     Admitted,
     Dispatch,
     Ended,
-    FleetSnapshot,
     Guard,
     Kept,
     Slot,
@@ -28,7 +28,6 @@ from nodemend.domain.guard import (
     is_lease_valid,
     release,
     renew,
-    unavailable,
 )
 from nodemend.domain.incidents import Incident, IncidentState, Origin, Outcome
 from nodemend.domain.nodes import INSTANCE_TYPE_LABEL, Node, NodeRef, Readiness, Taint
@@ -40,6 +39,7 @@ from nodemend.domain.policy import (
     ReplacementRate,
     RulePolicy,
 )
+from tests.unit.domain.oracle import unavailable
 
 NOW = datetime(2026, 5, 1, 10, 0, tzinfo=UTC)
 CLUSTER = "gpu-prod"
@@ -94,7 +94,8 @@ def waiter(number: int, verdict: Verdict | None = Verdict.FATAL, **changes: Any)
         "opened_at": NOW - timedelta(minutes=5),
         "state": IncidentState.WAITING,
         "state_since": NOW,
-        "findings": (finding(verdict),) if verdict else (),
+        # A code of its own: one fault on many nodes is the breaker's matter (test_breaker.py).
+        "findings": (finding(verdict, code=1000 + number),) if verdict else (),
         "node_labels": node(number).labels,
     }
     return Incident(**(values | changes))
@@ -104,6 +105,7 @@ def policy(count: int = 5, percent: float = 100, **changes: Any) -> Policy:
     values: dict[str, Any] = {
         "mode": Mode.ENFORCE,
         "limits": Limits(MaxUnavailable(count, percent), ReplacementRate(100, 1000)),
+        "hold_s": {},
     }
     return Policy(**(values | changes))
 

@@ -228,12 +228,13 @@ def test_from_every_open_state_a_failure_can_be_escalated(
     (event,) = escalated.new_events
     assert (event.detail_type, event.data) == (
         DetailType.INCIDENT_ESCALATED,
-        {"error": "ValueError"},
+        {"error": "ValueError", "next_rung": "human"},
     )
 
 
 def test_an_escalation_without_an_error_names_none() -> None:
-    assert escalate(incident(), WHY, step="s", now=NOW).new_events[0].data == {}
+    data = escalate(incident(), WHY, step="s", now=NOW).new_events[0].data
+    assert data == {"next_rung": "human"}
 
 
 @pytest.mark.parametrize(

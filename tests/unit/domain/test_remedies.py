@@ -15,16 +15,19 @@ SOURCE = Path(nodemend.__file__).parent
 
 CALLS_NOBODY = {
     # what was done
-    "admitted", "confirmed", "drained", "dry_run", "proven", "recovered", "replace", "replaced",
-    "restored", "node_gone", "node_leaving", "not_cordoned_by_us",
+    "admitted", "confirmed", "cordon_lost", "drained", "dry_run", "proven", "reboot", "recovered",
+    "replace", "replaced", "restored", "node_gone", "node_leaving", "not_cordoned_by_us",
     # ends that leave nothing to do
-    "already_gone", "already_open", "cluster_unknown", "excluded", "no_terminal_action",
+    "already_gone", "already_open", "cluster_unknown", "excluded", "expired", "no_terminal_action",
     "node_replaced", "not_confirmed", "rebooted", "superseded", "uncordoned", "unresolved_node",
     "unverifiable", "warm_up",
     # what is waited for
-    "capacity_guard", "node_busy", "rate_limit",
+    "breaker_open", "capacity_guard", "hold", "maintenance_window", "node_busy", "node_paused",
+    "paused", "rate_limit",
+    # what stops a whole cluster, and what ends that
+    "cooled_down", "fleet_signal_suspect", "fleet_unhealthy", "resumed",
     # inside another reason only
-    "boot_unknown", "metrics_missing", "no_finding", "rule_unknown",
+    "before_last_close", "boot_unknown", "too_old", "metrics_missing", "no_finding", "rule_unknown",
 }  # fmt: skip
 """Codes in the source that never end NEEDS_HUMAN by themselves. A new code belongs here or into
 REMEDIES, and this test asks which."""

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nodemend.domain
+from nodemend.catalogue import load_catalogue
 from nodemend.domain import errors
 from nodemend.domain.capacity import (
     AutoScalingGroup,
@@ -38,7 +39,9 @@ from nodemend.domain.nodes import (
     is_instance_id,
 )
 from nodemend.domain.policy import (
+    DEFAULT_CODE_PLANS,
     DEFAULT_PLANS,
+    DEFAULT_XID_PLANS,
     ClusterPolicy,
     GroupPolicy,
     Limits,
@@ -157,8 +160,35 @@ def test_the_plan_of_the_rule_goes_before_the_groups_the_policys_and_ours() -> N
     assert nothing.plan_for(xid, "s", labels) == two
 
 
+@pytest.mark.parametrize(
+    ("code", "action", "first"),
+    [
+        (119, "reset_gpu", Rung.REBOOT),  # a reset means a reboot
+        (151, "reboot_node", Rung.REBOOT),
+        (171, "follow_xid48", Rung.REBOOT),
+        (64, "replace_node", Rung.REPLACE),
+        (54, "replace_node", Rung.REPLACE),
+        (79, "reboot_node", Rung.REPLACE),  # the bare metal is meant, and a guest cannot reboot it
+        (999, "", Rung.REPLACE),
+        (None, "reset_gpu", Rung.REPLACE),
+    ],
+)
+def test_the_plan_for_an_xid_begins_as_its_action_says(
+    code: int | None, action: str, first: Rung
+) -> None:
+    assert Policy().plan_for(FaultClass.XID, "r", {}, code=code, action=action)[0] is first
+    mine = Policy(plans={FaultClass.XID: (Rung.HUMAN,)})
+    assert mine.plan_for(FaultClass.XID, "r", {}, code=code, action=action) == (Rung.HUMAN,)
+
+
+def test_every_action_of_an_xid_that_acts_has_a_plan() -> None:
+    actions = {x.action for x in load_catalogue().xids.values() if x.verdict.is_actionable}
+    assert actions == set(DEFAULT_XID_PLANS)
+
+
 def test_every_default_plan_ends_with_a_person() -> None:
-    for plan in DEFAULT_PLANS.values():
+    plans = (DEFAULT_PLANS, DEFAULT_XID_PLANS, DEFAULT_CODE_PLANS)
+    for plan in [plan for each in plans for plan in each.values()]:
         assert plan[-1] is Rung.HUMAN
         assert Rung.HUMAN not in plan[:-1]
 

@@ -17,8 +17,10 @@ from nodemend.adapters.kubernetes_cluster import _Request
 from nodemend.adapters.outbox import ACTIONS, counters_of
 from nodemend.catalogue import load_catalogue
 from nodemend.contracts import steps
+from nodemend.contracts.alerts import ReceiveAlertRequest, parse_notification
 from nodemend.contracts.dispatch import DispatchEvent
 from nodemend.contracts.events import EVENT_MODELS, EventDetail, FaultEnvelope, IncidentDetail
+from nodemend.contracts.pausing import SetPauseRequest
 from nodemend.contracts.policy import (
     NOT_BUILT_YET,
     SUPPORTED_RUNGS,
@@ -261,8 +263,8 @@ def test_policy_page_lists_what_is_not_built_and_the_rungs_that_are():
     text = _text("docs/POLICY.md")
     section = text.split("## Not built yet")[1]
     assert {cells[0].strip("`") for cells in _rows(section)} == NOT_BUILT_YET
-    assert "knows `replace` and `human`" in text
-    assert {str(rung) for rung in SUPPORTED_RUNGS} == {"replace", "human"}
+    assert "knows `reboot`, `replace` and `human`" in text
+    assert {str(rung) for rung in SUPPORTED_RUNGS} == {"reboot", "replace", "human"}
 
 
 @pytest.mark.parametrize("name", sorted(NOT_BUILT_YET))
@@ -348,7 +350,15 @@ def _policy(data: Any) -> None:
     assert document == yaml.safe_load(_text("docs/policy.example.yaml")), "make it anew"
 
 
+def _alerts(data: Any) -> None:
+    for record in data["Records"]:
+        notification = parse_notification(ReceiveAlertRequest.model_validate(record))
+        assert notification.incomplete is None
+        assert [one.node_names for one in notification.alerts] != []
+
+
 SAMPLES: dict[str, Any] = {
+    "alert_sqs": _alerts,
     "remediate_by_hand": _by_hand,
     "scan_ecc": ScanGpuHealthRequest.model_validate,
     "scan_thermal": ScanGpuHealthRequest.model_validate,
@@ -356,6 +366,7 @@ SAMPLES: dict[str, Any] = {
     "gpu_fault_detected_sqs": _faults,
     "dispatch_hint_sqs": _hints,
     "execution_ended": _ended,
+    "set_pause": lambda data: SetPauseRequest.model_validate(data).parse_input(),
     "validate_policy": _policy,
     "admit_remediation": _admit,
     "verify_fault": steps.VerifyFaultRequest.model_validate,
@@ -456,7 +467,7 @@ def test_the_cluster_role_allows_exactly_the_aws_actions_that_the_adapters_name(
     text = _text("cluster-access.yaml")
     allowed = set(re.findall(r"\b(?:eks|autoscaling|ec2):[A-Z]\w+", text))
     named = set()
-    for name in ("eks_auth.py", "capacity_asg.py"):
+    for name in ("eks_auth.py", "capacity_asg.py", "instances_ec2.py"):
         source = (PACKAGE / "adapters" / name).read_text("utf-8")
         named |= set(re.findall(r'"((?:eks|autoscaling|ec2):[A-Z]\w+)"', source))
     assert allowed == named

@@ -9,8 +9,10 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from nodemend.catalogue import load_catalogue
+from nodemend.contracts.alerts import ReceiveAlertRequest, parse_notification
 from nodemend.contracts.dispatch import DispatchEvent
 from nodemend.contracts.events import EVENT_MODELS, FaultEnvelope
+from nodemend.contracts.pausing import SetPauseRequest
 from nodemend.contracts.scan import ScanGpuHealthRequest
 from nodemend.contracts.steps import AdmitRemediationRequest, RemediateByHand
 from nodemend.contracts.validation import ValidatePolicyRequest
@@ -29,6 +31,7 @@ MODELS: dict[str, Any] = {
     "scan_ecc": ScanGpuHealthRequest,
     "scan_thermal": ScanGpuHealthRequest,
     "scan_utilization": ScanGpuHealthRequest,
+    "set_pause": SetPauseRequest,
     "validate_policy": ValidatePolicyRequest,
 }
 """Model of each sample that is not named after a step."""
@@ -124,12 +127,21 @@ def test_sample_event_is_what_its_function_takes(sample):
             FaultEnvelope.model_validate(body)
             schema = json.loads((ROOT / "events/schemas/gpu-fault-detected.json").read_text())
             Draft202012Validator(schema).validate(body["detail"])
+    elif sample.stem == "alert_sqs":
+        for record in event["Records"]:
+            assert parse_notification(ReceiveAlertRequest.model_validate(record)).alerts
     else:
         model_of(sample).model_validate(event)
 
 
 def test_every_step_has_a_sample_event():
-    ways_in = {"scan_gpu_health", "open_incident", "dispatch_incidents", "watch_incidents"}
+    ways_in = {
+        "scan_gpu_health",
+        "receive_alert",
+        "open_incident",
+        "dispatch_incidents",
+        "watch_incidents",
+    }
 
     assert set(FUNCTIONS) - ways_in <= {path.stem for path in SAMPLES}
 

@@ -208,6 +208,10 @@ MISTAKES: dict[str, tuple[Mutation, str]] = {
         ),
         "DrainNode: at.$ must be a plain JSONPath",
     ),
+    "the next rung is not decided on": (
+        lambda s: s["EscalationChoice"]["Choices"].clear(),
+        "EscalateIncident: answers ['close', 'repair']",
+    ),
     "a loop without a bound": (
         lambda s: s["RepairChoice"]["Choices"][0].update(Next="StartRepair"),
         "StartRepair is in a loop that no deadline of the policy bounds",
@@ -233,7 +237,8 @@ def test_machine_that_ends_before_a_policy_allows_is_found():
 
 
 def test_longest_run_holds_every_deadline_of_the_model():
-    assert longest_run_s() == 86_400 + 604_800 + 2 * 86_400 + 2 * 86_400
+    repairs_s = 2 * (86_400 + 86_400)  # reboot and replacement: to happen, and to be proven
+    assert longest_run_s() == 86_400 + 604_800 + repairs_s + 4 * 86_400
 
 
 def test_history_is_counted_as_a_real_one_is():
@@ -242,6 +247,22 @@ def test_history_is_counted_as_a_real_one_is():
     machine = Machine("One", {"StartAt": "A", "States": {"A": task}}, {}, {})
 
     assert history_events(machine, PolicyDocument(schema_version=1)) == 7
+
+
+def test_the_next_rung_is_a_bounded_way_back_and_no_loop():
+    """A whole second repair is counted: its polls, and one more visit of every state on the way."""
+    assert "StartRepair" in REAL.ladder
+    assert "EscalateIncident" in REAL.ladder
+    assert "DrainNode" not in REAL.ladder
+    assert REAL.loop_of("StartRepair") == frozenset()
+    shorter = PolicyDocument.model_validate(
+        {"schema_version": 1, "waits": {"check_poll_s": [10]}, "deadlines": {"reboot_s": 100}}
+    )
+    longer = PolicyDocument.model_validate(
+        {"schema_version": 1, "waits": {"check_poll_s": [10]}, "deadlines": {"reboot_s": 200}}
+    )
+    assert polls_of(longer)["CheckRepair"] - polls_of(shorter)["CheckRepair"] == 10
+    assert history_events(REAL, longer) > history_events(REAL, shorter)
 
 
 def test_each_poll_adds_task_choice_and_wait():
@@ -277,6 +298,7 @@ POLICIES = st.fixed_dictionaries(
                 "verify_s": st.integers(1, 86_400),
                 "drain_s": st.integers(1, 604_800),
                 "replace_s": st.integers(1, 86_400),
+                "reboot_s": st.integers(1, 86_400),
             }
         ),
     }

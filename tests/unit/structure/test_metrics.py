@@ -79,7 +79,6 @@ def emitted() -> set[Metric]:
 
 DOMAINS = {
     "family": set(map(str, Family)),
-    "detail_type": set(map(str, DetailType)),
     "outcome": set(map(str, Outcome)),
     "action": set(ACTIONS.values()),
 }

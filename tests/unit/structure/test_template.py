@@ -26,6 +26,7 @@ NEEDS_OF = {
     "_records": {"RecordsPolicy"},
     "_policies": {"PolicyReaderPolicy"},
     "_dispatch_queue": {"DispatchPolicy"},
+    "_dead_letters": {"AlertDeadLettersPolicy"},
     "_executions": {"ExecutionsPolicy"},
 }
 """What a function needs of the template if bootstrap builds this for it; and only then."""

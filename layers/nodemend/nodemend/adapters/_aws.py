@@ -105,6 +105,13 @@ def error_code(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
+def is_throttled(error: ClientError) -> bool:
+    """Tell whether the service refused the call for its rate, so that it did nothing."""
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    code = error_code(error)
+    return status == 429 or ("Timeout" not in code and bool(_THROTTLED.search(code)))
+
+
 def translated(action: str, error: ClientError) -> NodemendError:
     """Return the domain's error for a service's answer."""
     code = error_code(error)

@@ -128,9 +128,7 @@ class EventBridgeBus:
             if announcement.event_id in unsent:
                 self._telemetry.count("EventsUnsent", cluster=cluster)
             else:
-                self._telemetry.count(
-                    "Events", cluster=cluster, detail_type=announcement.detail_type.value
-                )
+                self._telemetry.count("Events", cluster=cluster)
 
 
 def _batches(entries: Mapping[str, _Entry]) -> Iterator[dict[str, _Entry]]:

@@ -8,7 +8,7 @@ from nodemend.application.dispatch_incidents import (
     admit,
     decide_and_store,
 )
-from nodemend.application.open_incident import opened
+from nodemend.application.open_incident import opened, recall
 from nodemend.application.ports import Cluster
 from nodemend.contracts.steps import (
     AdmitRemediationRequest,
@@ -19,6 +19,7 @@ from nodemend.contracts.steps import (
 from nodemend.domain.errors import InvalidInputError, LeaseLostError, SupersededError
 from nodemend.domain.events import DetailType
 from nodemend.domain.faults import Mode
+from nodemend.domain.history import PastIncident
 from nodemend.domain.incidents import (
     Incident,
     IncidentState,
@@ -144,7 +145,8 @@ def _open(
         )
     now = ports.clock.now()
     mode = policy.mode_for(node.labels)
-    incident = opened(_new_incident(parsed, request, node, mode, now), now)
+    history = recall(node.ref, (), ports.history)
+    incident = opened(_new_incident(parsed, request, node, mode, now, history), now)
     # The record comes first: a pointer to an incident that was never stored would block the node.
     if ports.incidents.create(incident):
         ports.outbox.publish(incident.id, event_ids(incident))
@@ -181,6 +183,7 @@ def _new_incident(
     node: Node,
     mode: Mode,
     now: datetime,
+    history: tuple[PastIncident, ...],
 ) -> Incident:
     return Incident(
         id=request.execution.name,
@@ -195,6 +198,7 @@ def _new_incident(
         requested_by=parsed.requested_by,
         request_reason=parsed.reason,
         execution_arn=request.execution.arn,
+        history=history,
     )
 
 
@@ -205,7 +209,9 @@ def _take_slot(
     policy: Policy,
     ports: DispatchPorts,
 ) -> Incident:
-    decided, snapshot = decide_and_store(cluster_policy, cluster, [incident], policy, ports)
+    decided, snapshot = decide_and_store(
+        cluster_policy, cluster, [incident], policy, ports, knows_all=False
+    )
     if decided.admitted:
         admitted = admit(decided.admitted[0], cluster_policy, snapshot, policy, ports)
     elif decided.kept:

@@ -8,12 +8,21 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from nodemend.application.ports import DispatchQueue, Guards, Incidents, Outbox
+from nodemend.application.ports import DispatchQueue, Guards, History, Incidents, Outbox
 from nodemend.application.steps import update_guard
-from nodemend.contracts.events import NodeRefModel
+from nodemend.contracts.events import NodeRefModel, PastIncidentModel
+from nodemend.domain.escalation import past_of, subjects_of
+from nodemend.domain.faults import Rung
 from nodemend.domain.guard import release
-from nodemend.domain.incidents import Incident, Outcome, close
-from nodemend.domain.ledger import hold_after, ledger_key
+from nodemend.domain.incidents import Incident, Outcome, RepairRecord, close
+from nodemend.domain.ledger import (
+    LAST_CLOSE,
+    LAST_CLOSE_KEPT,
+    ends_the_past,
+    hold_after,
+    ledger_key,
+)
+from nodemend.domain.nodes import NodeRef
 from nodemend.domain.reasons import Reason
 from nodemend.domain.remedies import remedy_for
 
@@ -26,6 +35,7 @@ class ClosingPorts:
     outbox: Outbox
     guards: Guards
     dispatch_queue: DispatchQueue
+    history: History
 
 
 def close_and_free(
@@ -44,7 +54,8 @@ def close_and_free(
     """
     replacement = incident.repair.replacement_node if incident.repair else None
     data: dict[str, Any] = {
-        "remedy": remedy_for(reason.code, needs_human=outcome is Outcome.NEEDS_HUMAN)
+        "remedy": remedy_for(reason.code, needs_human=outcome is Outcome.NEEDS_HUMAN),
+        "record": tuple(PastIncidentModel.of(past) for past in incident.history),
     }
     if replacement is not None:
         data["replacement"] = NodeRefModel.of(replacement)
@@ -65,10 +76,19 @@ def free(closed: Incident, *, now: datetime, ports: ClosingPorts) -> None:
             name = ledger_key(finding.key, is_dry_run=closed.dry_run)
             keys_by_hold.setdefault(hold, []).append(name)
     since = closed.closed_at or now
-    for hold, keys in keys_by_hold.items():
-        ports.incidents.mark_handled(closed.cluster, closed.node, keys, since + hold)
+    if ends_the_past(closed.outcome, closed.reason, is_dry_run=closed.dry_run):
+        name_only = NodeRef(closed.cluster, closed.node.name)
+        ports.incidents.mark_handled(
+            closed.cluster, name_only, [LAST_CLOSE], since + LAST_CLOSE_KEPT
+        )
+    for node in _boots_of(closed):
+        for hold, keys in keys_by_hold.items():
+            ports.incidents.mark_handled(closed.cluster, node, keys, since + hold)
+    past = past_of(closed)
+    if past is not None:
+        ports.history.remember(closed.cluster, subjects_of(closed.node, closed.gpu_uuids), past)
     # The intention is noted before the call: whether an answer came, the instance may be going.
-    may_be_replaced = closed.repair is not None
+    may_be_replaced = any(repair.rung is Rung.REPLACE for repair in _repairs_of(closed))
     update_guard(
         ports.guards,
         closed.cluster,
@@ -78,3 +98,18 @@ def free(closed: Incident, *, now: datetime, ports: ClosingPorts) -> None:
     ports.outbox.publish(closed.id)
     if closed.execution_arn:
         ports.dispatch_queue.notify(closed.cluster, "")
+
+
+def _repairs_of(closed: Incident) -> tuple[RepairRecord, ...]:
+    return (*closed.attempts, *([closed.repair] if closed.repair else []))
+
+
+def _boots_of(closed: Incident) -> tuple[NodeRef, ...]:
+    """Return the node under each boot on which the end holds.
+
+    What a person must see to, or has taken back, stays theirs on the boot that our own reboot made.
+    """
+    if closed.outcome not in (Outcome.NEEDS_HUMAN, Outcome.ABORTED_BY_OPERATOR):
+        return (closed.node,)
+    rebooted = [repair.rebooted_node for repair in _repairs_of(closed) if repair.rebooted_node]
+    return (closed.node, *rebooted)

@@ -8,11 +8,13 @@ from nodemend.application.steps import (
     Progress,
     StepPorts,
     commit,
+    end_of_held,
     hold_lease,
     load,
     observe_node,
     pinned_cluster,
     progress,
+    why_held,
     why_mode_forbids,
 )
 from nodemend.contracts.events import MAX_LISTED
@@ -83,7 +85,12 @@ def cordon_node(request: CordonNodeRequest, *, ports: StepPorts) -> CordonNodeRe
         if forbidden is not None:
             commit(ports, decide_end(incident, Outcome.ABORTED_BY_OPERATOR, forbidden))
             return CordonNodeResult(incident_id=incident.id, next="close")
-        hold_lease(ports, incident, cover_s=wait_after(incident.waits.drain_poll_s, 0))
+        # What an earlier try has cordoned is reported whatever happened since: the drain waits.
+        paused = hold_lease(ports, incident, cover_s=wait_after(incident.waits.drain_poll_s, 0))
+        held = paused or why_held(ports, incident, node, is_untouched=True)
+        if held is not None and not is_cordoned_by(node, incident.id):
+            commit(ports, decide_end(incident, end_of_held(held), held))
+            return CordonNodeResult(incident_id=incident.id, next="close")
         ownership = _cordon(cluster, node, incident)
     return _report(incident, ownership, fates, cluster, ports)
 

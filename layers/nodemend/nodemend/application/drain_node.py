@@ -15,6 +15,8 @@ from nodemend.application.steps import (
     observe_node,
     pinned_cluster,
     progress,
+    tell_held,
+    why_held,
     why_mode_forbids,
 )
 from nodemend.contracts.events import MAX_LISTED, Block
@@ -103,10 +105,26 @@ def drain_node(request: DrainNodeRequest, *, ports: StepPorts) -> DrainNodeResul
     if stopped is not None:
         commit(ports, decide_end(incident, Outcome.ABORTED_BY_OPERATOR, stopped))
         return DrainNodeResult(incident_id=incident.id, next="close")
+    held = why_held(ports, incident, node)
+    if held is not None:
+        return _held(incident, drain, held, ports)
     if not [item for item in fates if item.fate in (PodFate.EVICT, PodFate.WAIT)]:
         return _drained(incident, drain, fates, ports)
+    return _slice(incident, drain, node, fates, cluster, ports)
+
+
+def _slice(
+    incident: Incident,
+    drain: DrainRecord,
+    node: Node,
+    fates: Sequence[Classified],
+    cluster: Cluster,
+    ports: StepPorts,
+) -> DrainNodeResult:
     wait_s = wait_after(incident.waits.drain_poll_s, drain.slices)
-    hold_lease(ports, incident, cover_s=wait_s)
+    paused = hold_lease(ports, incident, cover_s=wait_s)
+    if paused is not None:
+        return _held(incident, drain, paused, ports)
     done = _evict(cluster, node, fates, ports)
     return _after_slice(incident, drain, done, cluster, wait_s, ports)
 
@@ -118,6 +136,21 @@ def _uncordoned(
     restore(cluster, incident)
     commit(ports, decide_end(incident, Outcome.ABORTED_BY_OPERATOR, uncordoned(node)))
     return DrainNodeResult(incident_id=incident.id, next="close")
+
+
+def _held(
+    incident: Incident, drain: DrainRecord, held: Reason, ports: StepPorts
+) -> DrainNodeResult:
+    """Evict nothing and do not go on to the repair; look again until the drain's deadline."""
+    now = ports.clock.now()
+    waiting = tell_held(incident, held, step=STEP, now=now)
+    if now - drain.started_at >= timedelta(seconds=incident.deadlines.drain_s):
+        commit(ports, decide_end(waiting, Outcome.ABORTED_BY_OPERATOR, held))
+        return DrainNodeResult(incident_id=incident.id, next="close")
+    wait_s = wait_after(incident.waits.drain_poll_s, drain.slices)
+    hold_lease(ports, incident, cover_s=wait_s)
+    commit(ports, replace(waiting, drain=replace(drain, slices=drain.slices + 1)))
+    return DrainNodeResult(incident_id=incident.id, next="wait", wait_s=wait_s)
 
 
 def _evict(cluster: Cluster, node: Node, fates: Sequence[Classified], ports: StepPorts) -> _Slice:
@@ -178,7 +211,7 @@ def _after_slice(
         blocked={**held, **causes},
         gone=drain.gone + done.gone,
     )
-    updated = replace(incident, drain=progressed)
+    updated = replace(incident, drain=progressed, waiting_for="")
     if _is_news(drain.blocked, causes):
         updated = _progress(updated, blocks, now)
     if done.forbidden:
@@ -268,6 +301,7 @@ def _drained(
         replace(
             incident,
             drain=replace(drain, is_drained=True, blocked={}, unconfirmed=unconfirmed),
+            waiting_for="",
         ),
         DetailType.NODE_DRAINED,
         step=STEP,

@@ -5,7 +5,7 @@ import json
 from nodemend.application.steps import StepPorts, commit, load, pinned_cluster
 from nodemend.contracts.steps import EscalateIncidentRequest, EscalateIncidentResult
 from nodemend.domain.errors import NodemendError, error_of
-from nodemend.domain.escalation import escalate, reason_of
+from nodemend.domain.escalation import escalate, is_about_repair, is_on_next_rung, reason_of
 from nodemend.domain.incidents import Incident
 
 STEP = "escalate_incident"
@@ -16,7 +16,9 @@ _LONGEST_TEXT = 1000
 def escalate_incident(
     request: EscalateIncidentRequest, *, ports: StepPorts
 ) -> EscalateIncidentResult:
-    """Turn a step's error into the incident's end and the event that tells a person what to do.
+    """Turn a step's error into the ladder's next rung, or into the incident's end.
+
+    The event says which, and tells a person what to do if there is no other repair.
 
     Raises:
         SupersededError: if the incident is closed or another execution's.
@@ -29,8 +31,14 @@ def escalate_incident(
     if incident.verdict is not None:
         return EscalateIncidentResult(incident_id=incident.id)
     reason = reason_of(failure.error, message_of(failure.cause))
+    if is_on_next_rung(incident) and is_about_repair(reason):
+        # An earlier try decided on another repair, and died before it could say so.
+        return EscalateIncidentResult(incident_id=incident.id, next="repair")
     now = ports.clock.now()
-    commit(ports, escalate(incident, reason, step=STEP, now=now, error=failure.error))
+    escalated = escalate(incident, reason, step=STEP, now=now, error=failure.error)
+    commit(ports, escalated)
+    if is_on_next_rung(escalated):
+        return EscalateIncidentResult(incident_id=incident.id, next="repair")
     _tell_on_node(incident, reason.text, ports)
     return EscalateIncidentResult(incident_id=incident.id)
 

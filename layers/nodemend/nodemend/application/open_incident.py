@@ -1,5 +1,6 @@
 """Record an incident for a node that a scan found sick. Acts on nothing."""
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -9,34 +10,43 @@ from nodemend.application.ports import (
     Cluster,
     Clusters,
     DispatchQueue,
+    History,
     Ids,
     Incidents,
     Outbox,
     Policies,
     Telemetry,
 )
-from nodemend.contracts.events import FindingModel, GpuFaultDetected
+from nodemend.contracts.events import FindingModel, GpuFaultDetected, PastIncidentModel
 from nodemend.domain.errors import ConcurrentUpdateError, InvalidInputError
+from nodemend.domain.escalation import offence_of, subjects_of
 from nodemend.domain.events import DetailType
 from nodemend.domain.faults import Mode
-from nodemend.domain.findings import Finding
+from nodemend.domain.findings import OCCURRENCE_VALID, Finding
+from nodemend.domain.history import PastIncident
+from nodemend.domain.history import merged as merge_records
 from nodemend.domain.incidents import (
     Incident,
     IncidentState,
     Origin,
     Outcome,
+    TimelineEntry,
     attach,
     event_ids,
     record,
 )
-from nodemend.domain.ledger import OCCURRENCE_VALID, ledger_keys
+from nodemend.domain.ledger import ledger_keys
 from nodemend.domain.nodes import Node, NodeRef, is_instance_id
 from nodemend.domain.reasons import Reason
+
+logger = logging.getLogger(__name__)
 
 STEP = "open_incident"
 
 CLOCK_SKEW = timedelta(minutes=2)
 """Evidence may be this far in the future; further, somebody's clock or message is wrong."""
+SEEN_EVERY = timedelta(minutes=2)
+"""How often the record of a waiting incident notes that its fault is still reported."""
 
 ATTACH_TRIES = 4
 
@@ -53,6 +63,7 @@ class OpenIncidentPorts:
     telemetry: Telemetry
     ids: Ids
     clock: Clock
+    history: History
 
 
 def open_incident(fault: GpuFaultDetected, *, ports: OpenIncidentPorts) -> str | None:
@@ -78,15 +89,17 @@ def open_incident(fault: GpuFaultDetected, *, ports: OpenIncidentPorts) -> str |
         return None
     cluster = ports.clusters.open(cluster_policy)
     node = resolve(cluster, _names(findings))
+    origin = Origin(fault.origin)
     if node is None:
-        _reject_unresolved(fault.cluster, findings, policy.mode, ports, now)
+        _reject_unresolved(fault.cluster, findings, origin, policy.mode, ports, now)
         return None
     mode = policy.mode_for(node.labels)
     findings = _unhandled(findings, node, mode, ports, now)
     if not findings:
         ports.telemetry.count("FindingsSuppressed", cluster=fault.cluster, why="duplicate")
         return None
-    incident = _new_incident(ports.ids.new(now), node, findings, mode, now)
+    history = recall(node.ref, findings, ports.history)
+    incident = _new_incident(ports.ids.new(now), node, findings, origin, mode, now, history)
     return _open_or_attach(incident, ports)
 
 
@@ -144,25 +157,45 @@ def _unhandled(
 
 
 def _new_incident(
-    incident_id: str, node: Node, findings: tuple[Finding, ...], mode: Mode, now: datetime
+    incident_id: str,
+    node: Node,
+    findings: tuple[Finding, ...],
+    origin: Origin,
+    mode: Mode,
+    now: datetime,
+    history: tuple[PastIncident, ...],
 ) -> Incident:
     incident = Incident(
         id=incident_id,
         cluster=node.ref.cluster,
         node=node.ref,
-        origin=Origin.SCAN,
+        origin=origin,
         opened_at=now,
         state=IncidentState.WAITING,
         state_since=now,
         findings=findings,
         node_labels=node.labels,
         mode=mode,
+        first_seen={str(finding.fault_class): now for finding in findings},
+        history=history,
+        last_seen=now,
     )
     return opened(incident, now)
 
 
+def recall(
+    node: NodeRef, findings: Iterable[Finding], history: History
+) -> tuple[PastIncident, ...]:
+    """Return what is known of the machine and of the GPUs in the findings, newest first."""
+    uuids = dict.fromkeys(f.gpu_uuid for f in findings if f.verdict.is_actionable and f.gpu_uuid)
+    return history.recall(node.cluster, subjects_of(node, uuids))
+
+
 def opened(incident: Incident, now: datetime) -> Incident:
-    """Return the new incident with its opening event."""
+    """Return the new incident with its opening event, and a line for what is known of it."""
+    if incident.history:
+        known = TimelineEntry(now, STEP, "Earlier Incidents", offence_of(incident.history))
+        incident = replace(incident, timeline=(*incident.timeline, known))
     return record(
         incident,
         DetailType.INCIDENT_OPENED,
@@ -173,6 +206,7 @@ def opened(incident: Incident, now: datetime) -> Incident:
             "origin": incident.origin,
             "requested_by": incident.requested_by,
             "findings": tuple(FindingModel.of(finding) for finding in incident.findings),
+            "record": tuple(PastIncidentModel.of(past) for past in incident.history),
         },
     )
 
@@ -193,7 +227,7 @@ def _open_or_attach(incident: Incident, ports: OpenIncidentPorts) -> str | None:
         if existing.is_closed:
             ports.incidents.release_node(incident.cluster, incident.node.uid, holder)
             continue
-        if _attach(existing, incident.findings, ports):
+        if _attach(existing, incident, ports):
             return holder
     raise ConcurrentUpdateError(
         f"the open incident of {incident.node.name} kept changing: the message is tried again"
@@ -210,9 +244,11 @@ def _under(incident: Incident, incident_id: str) -> Incident:
     return replace(incident, id=incident_id, new_events=events)
 
 
-def _attach(existing: Incident, findings: tuple[Finding, ...], ports: OpenIncidentPorts) -> bool:
-    merged = attach(existing, findings)
+def _attach(existing: Incident, new: Incident, ports: OpenIncidentPorts) -> bool:
+    now = ports.clock.now()
+    merged = attach(existing, new.findings, now=now)
     if merged is existing:
+        _note_seen(existing, now, ports)
         ports.telemetry.count("FindingsSuppressed", cluster=existing.cluster, why="duplicate")
         # The opener may have died before it told the dispatcher; telling twice costs nothing.
         if existing.state is IncidentState.WAITING:
@@ -222,15 +258,29 @@ def _attach(existing: Incident, findings: tuple[Finding, ...], ports: OpenIncide
         # It is about to close, and would take evidence with it that nobody has judged.
         return False
     try:
-        ports.incidents.save(merged)
+        history = merge_records((existing.history, new.history))
+        ports.incidents.save(replace(merged, last_seen=now, history=history))
     except ConcurrentUpdateError:
         return False
     return True
 
 
+def _note_seen(existing: Incident, now: datetime, ports: OpenIncidentPorts) -> None:
+    """Keep a waiting incident young while its fault is reported; a lost note is no loss."""
+    if existing.state is not IncidentState.WAITING or existing.verdict is not None:
+        return
+    if now - (existing.last_seen or existing.opened_at) < SEEN_EVERY:
+        return
+    try:
+        ports.incidents.save(replace(existing, last_seen=now))
+    except ConcurrentUpdateError:
+        logger.info("incident %s changed meanwhile: whoever did has news of it", existing.id)
+
+
 def _reject_unresolved(
     cluster: str,
     findings: tuple[Finding, ...],
+    origin: Origin,
     mode: Mode,
     ports: OpenIncidentPorts,
     now: datetime,
@@ -251,7 +301,7 @@ def _reject_unresolved(
         id=ports.ids.new(now),
         cluster=cluster,
         node=ref,
-        origin=Origin.SCAN,
+        origin=origin,
         opened_at=now,
         state=IncidentState.CLOSED,
         state_since=now,

@@ -13,6 +13,7 @@ from nodemend.domain.capacity import AutoScalingGroup
 from nodemend.domain.events import DetailType
 from nodemend.domain.findings import Sample
 from nodemend.domain.guard import Guard
+from nodemend.domain.history import PastIncident, Subject
 from nodemend.domain.incidents import Incident
 from nodemend.domain.nodes import Node, NodeRef
 from nodemend.domain.pods import DisruptionBudget, EvictionAnswer, Pod
@@ -197,6 +198,26 @@ class Capacity(Protocol):
         ...
 
 
+class Instances(Protocol):
+    """EC2, as far as single instances go.
+
+    Raises (all methods): AwsUnavailableError, AwsForbiddenError.
+    """
+
+    def reboot(self, cluster: ClusterPolicy, instance_id: str) -> bool:
+        """Ask EC2 to reboot an instance; EC2 only queues it, and turns it hard after minutes.
+
+        Sent once, whatever the answer: an AwsUnavailableError leaves open whether it was accepted.
+
+        Returns:
+            False if EC2 throttled the call, so that it was certainly not accepted.
+
+        Raises:
+            RepairRefusedError: if EC2 refuses for good (no such instance, not running).
+        """
+        ...
+
+
 # --- records ------------------------------------------------------------------------------------
 
 
@@ -251,6 +272,21 @@ class Incidents(Protocol):
         self, cluster: str, node: NodeRef, keys: Iterable[str], until: datetime
     ) -> None:
         """Note fault keys as handled on this boot of the node."""
+        ...
+
+
+class History(Protocol):
+    """What was done before, by machine and by GPU; kept for `domain.history.KEEP`.
+
+    Raises (all methods): AwsUnavailableError, AwsForbiddenError.
+    """
+
+    def remember(self, cluster: str, subjects: Iterable[Subject], past: PastIncident) -> None:
+        """Note an incident under each subject; the same incident again changes nothing."""
+        ...
+
+    def recall(self, cluster: str, subjects: Iterable[Subject]) -> tuple[PastIncident, ...]:
+        """Return the newest entries of all subjects, each incident once, newest first."""
         ...
 
 
@@ -388,6 +424,18 @@ class DispatchQueue(Protocol):
 
     def notify(self, cluster: str, incident_id: str) -> None:
         """Queue one decision; several within the batching window become one."""
+        ...
+
+
+class DeadLetters(Protocol):
+    """Keeps messages that are refused, for a person to read."""
+
+    def put(self, body: str, *, error: str, field: str, remedy: str) -> None:
+        """Keep a message as it came, with what is wrong and what would be right.
+
+        Raises:
+            AwsUnavailableError, AwsForbiddenError: if it is not kept.
+        """
         ...
 
 

@@ -60,4 +60,10 @@ def _outcome(incident: Incident) -> tuple[Outcome, Reason]:
             f"{incident.node.name} ({incident.node.instance_id}) was replaced by {new.name} "
             f"({new.instance_id}) because of {incident.fault_text}",
         )
+    if repair is not None and repair.rung is Rung.REBOOT and repair.rebooted_node is not None:
+        return Outcome.REBOOTED, Reason(
+            "rebooted",
+            f"{incident.node.name} ({incident.node.instance_id}) was rebooted because of "
+            f"{incident.fault_text}, and works again",
+        )
     return Outcome.RECOVERED, Reason("recovered", f"{incident.node.name} needed no repair")

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Literal
 
 from nodemend.application.detection import Detection, detect
 from nodemend.application.ports import (
@@ -39,7 +40,7 @@ RENOTIFY = timedelta(minutes=5)
 its way, or the incident ended without a judgement, the next one opens it. In between repeats are
 a counter. Shorter than the 15 minutes for which an occurrence is valid."""
 
-_REPORTED = frozenset({Verdict.FATAL, Verdict.DEGRADED, Verdict.SUSPECT})
+REPORTED = frozenset({Verdict.FATAL, Verdict.DEGRADED, Verdict.SUSPECT})
 """What the jobs or the exporters did is counted, not announced."""
 
 
@@ -80,11 +81,11 @@ def scan_gpu_health(request: ScanGpuHealthRequest, *, ports: ScanPorts) -> ScanG
         _measure(ports.telemetry, request.family, cluster, detection)
         for rule_id, why in detection.unknown.items():
             logger.warning("rule %s of %s is unknown: %s", rule_id, cluster.name, why)
-        reportable = [f for f in detection.findings if f.verdict in _REPORTED]
+        reportable = [f for f in detection.findings if f.verdict in REPORTED]
         announcements, reports = _news(
             request.family,
             cluster,
-            _by_node(reportable),
+            by_node(reportable),
             detection.unknown,
             memory=ports.memory,
             now=now,
@@ -114,7 +115,8 @@ def _measure(
         telemetry.gauge(name, value, "Count", cluster=cluster.name)
 
 
-def _by_node(findings: Iterable[Finding]) -> Mapping[str, list[Finding]]:
+def by_node(findings: Iterable[Finding]) -> Mapping[str, list[Finding]]:
+    """Return the findings by the node that they are reported under."""
     nodes: dict[str, list[Finding]] = {}
     for finding in findings:
         # Without any name the GPU stands for its node: the finding is reported as unresolved.
@@ -126,22 +128,22 @@ def _by_node(findings: Iterable[Finding]) -> Mapping[str, list[Finding]]:
 def _news(
     family: Family,
     cluster: ClusterPolicy,
-    by_node: Mapping[str, list[Finding]],
+    found: Mapping[str, list[Finding]],
     unknown: Mapping[str, Reason],
     *,
     memory: ScanMemory,
     now: datetime,
 ) -> tuple[list[tuple[str, Announcement]], dict[str, Report]]:
     blind_name = f"blind/{family}"
-    last = memory.last_reports(cluster.name, [*(f"{family}/{n}" for n in by_node), blind_name])
+    last = memory.last_reports(cluster.name, [*(f"{family}/{n}" for n in found), blind_name])
     news: list[tuple[str, Announcement]] = []
     reports: dict[str, Report] = {}
-    for name, findings in sorted(by_node.items()):
+    for name, findings in sorted(found.items()):
         report_name = f"{family}/{name}"
-        fingerprint = " ".join(sorted(finding.key for finding in findings))
+        fingerprint = _fingerprint(findings)
         if not _is_news(last.get(report_name), fingerprint, now):
             continue
-        news.append((report_name, _fault_event(family, cluster, findings, fingerprint, name, now)))
+        news.append((report_name, fault_event(family, cluster, name, findings, now)))
         reports[report_name] = Report(fingerprint, now)
     fingerprint = " ".join(sorted(f"{rule}:{why.code}" for rule, why in unknown.items()))
     known = last.get(blind_name)
@@ -179,20 +181,27 @@ def _event_id(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
-def _fault_event(
+def _fingerprint(findings: Iterable[Finding]) -> str:
+    return " ".join(sorted(finding.key for finding in findings))
+
+
+def fault_event(
     family: Family,
     cluster: ClusterPolicy,
-    findings: Sequence[Finding],
-    fingerprint: str,
     name: str,
+    findings: Sequence[Finding],
     now: datetime,
+    *,
+    origin: Literal["scan", "alert"] = "scan",
 ) -> Announcement:
-    event_id = _event_id(cluster.name, name, fingerprint, now.isoformat())
+    """Return "GPU Fault Detected" for a node's findings of one family."""
+    event_id = _event_id(cluster.name, name, _fingerprint(findings), now.isoformat())
     detail = GpuFaultDetected(
         event_id=event_id,
         occurred_at=now,
         cluster=cluster.name,
         family=family,
+        origin=origin,
         findings=tuple(FindingModel.of(finding) for finding in findings),
     )
     return Announcement(

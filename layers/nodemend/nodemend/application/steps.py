@@ -5,8 +5,8 @@ observes before it acts, and commits the change with its events in one write.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from nodemend.application.ports import (
@@ -27,11 +27,20 @@ from nodemend.domain.errors import (
     PolicyInvalidError,
     SupersededError,
 )
+from nodemend.domain.events import DetailType
 from nodemend.domain.faults import Mode
-from nodemend.domain.guard import LEASE_MARGIN, Guard, is_lease_valid, renew
-from nodemend.domain.incidents import Incident, IncidentState, event_ids, require_owner
+from nodemend.domain.guard import BREAKER_OPEN, LEASE_MARGIN, Guard, is_lease_valid, renew
+from nodemend.domain.incidents import (
+    Incident,
+    IncidentState,
+    Outcome,
+    event_ids,
+    record,
+    require_owner,
+)
 from nodemend.domain.nodes import Node
 from nodemend.domain.policy import ClusterPolicy
+from nodemend.domain.rails import why_node_held
 from nodemend.domain.reasons import Reason
 
 GUARD_TRIES = 5
@@ -136,11 +145,53 @@ def why_mode_forbids(ports: StepPorts, incident: Incident, *, is_cordon: bool) -
     return Reason("mode_changed", f"the policy's mode became {mode} while the incident was running")
 
 
-def hold_lease(ports: StepPorts, incident: Incident, *, cover_s: float = 0) -> None:
+def why_held(
+    ports: StepPorts, incident: Incident, node: Node, *, is_untouched: bool = False
+) -> Reason | None:
+    """Return why nothing may be changed now, or None; read live.
+
+    A person's pause of the cluster or the node holds every change. The breaker holds only what has
+    not begun: a dispatcher that saw the first two nodes of a storm has let them go. A dry run
+    changes nothing, so nothing of it is held.
+
+    Args:
+        ports: the step's ports.
+        incident: the incident.
+        node: its node, as it is now.
+        is_untouched: True as long as nothing was done to the node.
+    """
+    if incident.dry_run:
+        return None
+    guard = ports.guards.load(incident.cluster)
+    if guard.pause is not None:
+        return guard.pause.reason()
+    if is_untouched and guard.breaker is not None:
+        return guard.breaker.reason()
+    return why_node_held(node)
+
+
+def end_of_held(held: Reason) -> Outcome:
+    """Return how an incident ends that was held for too long: by the breaker, or by a person."""
+    return Outcome.SKIPPED if held.code == BREAKER_OPEN else Outcome.ABORTED_BY_OPERATOR
+
+
+def tell_held(incident: Incident, held: Reason, *, step: str, now: datetime) -> Incident:
+    """Return the held incident; the event is recorded once per cause, not once per look."""
+    if incident.waiting_for == held.code:
+        return incident
+    waiting = replace(incident, waiting_for=held.code)
+    return record(waiting, DetailType.INCIDENT_WAITING, step=step, reason=held, now=now)
+
+
+def hold_lease(ports: StepPorts, incident: Incident, *, cover_s: float = 0) -> Reason | None:
     """Renew the incident's lease so that it covers this invocation and the wait after it.
 
     Call directly before changing anything. Every change is made under a lease that was read and
     extended in the same invocation and outlives it.
+
+    Returns:
+        The pause that the same read found, if there is one: then nothing may be changed. What
+        changes nothing (a look at a repair that was asked for) goes on.
 
     Raises:
         LeaseLostError: if the incident holds no slot.
@@ -156,6 +207,7 @@ def hold_lease(ports: StepPorts, incident: Incident, *, cover_s: float = 0) -> N
     remaining_s = ports.invocation.remaining_s()
     if not is_lease_valid(guard, incident, now=ports.clock.now(), remaining_s=remaining_s):
         raise LeaseLostError(f"incident {incident.id}: the lease ends before this invocation")
+    return guard.pause.reason() if guard.pause else None
 
 
 def update_guard(guards: Guards, cluster: str, change: Callable[[Guard], Guard]) -> Guard:

@@ -9,19 +9,24 @@ from nodemend.application.steps import (
     Progress,
     StepPorts,
     commit,
+    end_of_held,
+    hold_lease,
     load,
     observe_node,
     pinned_cluster,
     progress,
+    tell_held,
+    why_held,
 )
 from nodemend.contracts.events import FindingModel
 from nodemend.contracts.steps import VerifyFaultRequest, VerifyFaultResult
-from nodemend.domain.capacity import kind_of, why_not_replaceable
+from nodemend.domain.capacity import kind_of, why_not_rebootable, why_not_replaceable
 from nodemend.domain.escalation import escalate
 from nodemend.domain.events import DetailType
 from nodemend.domain.faults import FaultKind, Mode, Rung
+from nodemend.domain.findings import OCCURRENCE_VALID
 from nodemend.domain.incidents import Incident, IncidentState, Outcome, decide_end, move, record
-from nodemend.domain.ledger import OCCURRENCE_VALID, ledger_key
+from nodemend.domain.ledger import ledger_key
 from nodemend.domain.nodes import Node
 from nodemend.domain.policy import ClusterPolicy, wait_after
 from nodemend.domain.rails import why_stand_down
@@ -29,6 +34,8 @@ from nodemend.domain.reasons import Reason
 from nodemend.domain.rules import Catalogue
 
 STEP = "verify_fault"
+
+_WHY_NOT = {Rung.REBOOT: why_not_rebootable, Rung.REPLACE: why_not_replaceable}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,9 @@ def verify_fault(request: VerifyFaultRequest, *, ports: VerifyPorts) -> VerifyFa
     other = why_stand_down(node)
     if other is not None:
         return _close(decide_end(incident, Outcome.SKIPPED, other), ports)
+    held = why_held(ports.step, incident, node, is_untouched=True)
+    if held is not None:
+        return _held(incident, held, ports)
     blocked = _why_not_repairable(incident, node, cluster_policy, ports)
     if blocked is not None:
         now = ports.step.clock.now()
@@ -79,11 +89,15 @@ def verify_fault(request: VerifyFaultRequest, *, ports: VerifyPorts) -> VerifyFa
 def _why_not_repairable(
     incident: Incident, node: Node, cluster_policy: ClusterPolicy, ports: VerifyPorts
 ) -> Reason | None:
-    if incident.mode is Mode.CORDON_ONLY or incident.rung is not Rung.REPLACE:
+    """Return why the rung that the incident begins with cannot work here.
+
+    A later rung may be blocked now and free then; it is asked again directly before its call.
+    """
+    if incident.mode is Mode.CORDON_ONLY or incident.rung not in _WHY_NOT:
         return None
     group = ports.capacity.group(cluster_policy, incident.group) if incident.group else None
     kind = kind_of(node, is_in_group=group is not None)
-    return why_not_replaceable(node, kind, group)
+    return _WHY_NOT[incident.rung](node, kind, group)
 
 
 def _judge(
@@ -124,7 +138,7 @@ def _confirm(incident: Incident, judgement: Judgement, ports: VerifyPorts) -> Ve
         data={"findings": tuple(FindingModel.of(finding) for finding in judgement.confirmed)},
     )
     # The state moves on with the event, so that a repeated step does not tell it twice.
-    moved = move(verified, IncidentState.CORDONING, ports.step.clock.now())
+    moved = replace(move(verified, IncidentState.CORDONING, ports.step.clock.now()), waiting_for="")
     commit(ports.step, moved)
     return VerifyFaultResult(incident_id=incident.id, next="cordon")
 
@@ -140,6 +154,19 @@ def _wait(incident: Incident, unknown: Reason, ports: VerifyPorts) -> VerifyFaul
         return _close(decide_end(incident, Outcome.SKIPPED, reason), ports)
     wait_s = wait_after(incident.waits.check_poll_s, incident.verify_attempts)
     commit(ports.step, replace(incident, verify_attempts=incident.verify_attempts + 1))
+    return VerifyFaultResult(incident_id=incident.id, next="wait", wait_s=wait_s)
+
+
+def _held(incident: Incident, held: Reason, ports: VerifyPorts) -> VerifyFaultResult:
+    """Nothing was touched yet: look again until the deadline, then give the slot back."""
+    now = ports.step.clock.now()
+    waiting = tell_held(incident, held, step=STEP, now=now)
+    since = incident.verify_since or incident.state_since
+    if now - since >= timedelta(seconds=incident.deadlines.verify_s):
+        return _close(decide_end(waiting, end_of_held(held), held), ports)
+    wait_s = wait_after(incident.waits.check_poll_s, incident.verify_attempts)
+    hold_lease(ports.step, incident, cover_s=wait_s)
+    commit(ports.step, replace(waiting, verify_attempts=incident.verify_attempts + 1))
     return VerifyFaultResult(incident_id=incident.id, next="wait", wait_s=wait_s)
 
 

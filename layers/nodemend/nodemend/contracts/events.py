@@ -10,10 +10,13 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from nodemend.domain.alerts import Alert
 from nodemend.domain.errors import InvalidInputError
 from nodemend.domain.events import DetailType, IncidentEvent
 from nodemend.domain.faults import FaultClass, FaultKind, Verdict
 from nodemend.domain.findings import Evidence, Finding
+from nodemend.domain.guard import GuardEvent
+from nodemend.domain.history import PastIncident
 from nodemend.domain.incidents import Incident
 from nodemend.domain.nodes import NodeRef
 from nodemend.domain.reasons import Reason
@@ -89,6 +92,7 @@ class FindingModel(_Model):
     gpu_index: str = ""
     code: int | None = Field(default=None, description="The XID of an xid finding.")
     summary: str = ""
+    action: str = Field(default="", description="What the XID table advises, e.g. reset_gpu.")
     evidence: EvidenceModel
 
     @classmethod
@@ -104,6 +108,7 @@ class FindingModel(_Model):
             gpu_index=finding.gpu_index,
             code=finding.code,
             summary=finding.summary,
+            action=finding.action,
             evidence=EvidenceModel(
                 rule_id=evidence.rule_id,
                 query=evidence.query,
@@ -129,6 +134,7 @@ class FindingModel(_Model):
             gpu_index=self.gpu_index,
             code=self.code,
             summary=self.summary,
+            action=self.action,
             evidence=Evidence(
                 rule_id=self.evidence.rule_id,
                 query=self.evidence.query,
@@ -136,6 +142,31 @@ class FindingModel(_Model):
                 at=self.evidence.at,
                 labels=self.evidence.labels,
             ),
+        )
+
+
+class PastIncidentModel(_Model):
+    """An earlier incident of the same machine or GPU."""
+
+    incident_id: str
+    at: datetime = Field(description="When it was closed.")
+    fault: str = Field(description="The fault class, with the XID where there was one.")
+    outcome: str
+    instance_id: str
+    gpu_uuids: tuple[str, ...] = ()
+    rungs: tuple[str, ...] = Field(default=(), description="Repairs that were asked for.")
+
+    @classmethod
+    def of(cls, past: PastIncident) -> "PastIncidentModel":
+        """Build from the domain's value."""
+        return cls(
+            incident_id=past.incident_id,
+            at=past.at,
+            fault=past.fault,
+            outcome=past.outcome,
+            instance_id=past.instance_id,
+            gpu_uuids=past.gpu_uuids,
+            rungs=tuple(past.rungs),
         )
 
 
@@ -149,11 +180,14 @@ class EventDetail(_Model):
 
 
 class GpuFaultDetected(EventDetail):
-    """A scan found faults on one node; all its evidence is here."""
+    """A scan, or an alert's look, found faults on one node; all its evidence is here."""
 
     DETAIL_TYPE: ClassVar[DetailType] = DetailType.GPU_FAULT_DETECTED
 
-    family: str = Field(description="Which scan: ecc, thermal or utilization.")
+    family: str = Field(description="Whose rules: ecc, thermal or utilization.")
+    origin: Literal["scan", "alert"] = Field(
+        default="scan", description="What made nodemend ask AMP."
+    )
     findings: tuple[FindingModel, ...] = Field(min_length=1)
 
 
@@ -171,6 +205,28 @@ class ScanBlind(EventDetail):
 
     family: str
     rules: tuple[RuleProblem, ...] = Field(min_length=1)
+
+
+class FleetGuardChanged(EventDetail):
+    """What stops a whole cluster has changed: the breaker, or a person's pause."""
+
+    DETAIL_TYPE: ClassVar[DetailType] = DetailType.FLEET_GUARD_CHANGED
+
+    change: Literal["breaker_opened", "breaker_closed", "paused", "resumed"]
+    severity: Literal["critical", "info"] = Field(
+        description="critical: the breaker opened; somebody should look at the signal now."
+    )
+    reason: ReasonModel
+    requested_by: str = Field(default="", description="Who paused or resumed.")
+    fault: str = Field(default="", description="What many nodes share: thermal, xid/79.")
+    rule_id: str = Field(default="", description="The rule that found it.")
+    count: int = Field(default=0, description="How many nodes.")
+    bound: int = Field(default=0, description="The policy's bound at that time.")
+    desired: int = Field(default=0, description="How many nodes there should be.")
+    nodes: tuple[str, ...] = Field(default=(), description="Their names, at most 50.")
+    holds_until: datetime | None = Field(
+        default=None, description="Not before this; later if the cause lasts."
+    )
 
 
 class IncidentDetail(EventDetail):
@@ -193,6 +249,9 @@ class IncidentOpened(IncidentDetail):
     origin: str
     requested_by: str = ""
     findings: tuple[FindingModel, ...] = ()
+    record: tuple[PastIncidentModel, ...] = Field(
+        default=(), description="Earlier incidents of this machine and its GPUs, newest first."
+    )
 
 
 class IncidentWaiting(IncidentDetail):
@@ -212,12 +271,35 @@ class IncidentAdmitted(IncidentDetail):
     policy_version: str
 
 
+class AlertModel(_Model):
+    """An alert, as it was sent; a claim, not evidence."""
+
+    name: str
+    fingerprint: str = ""
+    starts_at: datetime | None = None
+    labels: dict[str, str] = Field(default_factory=dict)
+
+    @classmethod
+    def of(cls, alert: Alert) -> "AlertModel":
+        """Build from the domain's value."""
+        return cls(
+            name=alert.name,
+            fingerprint=alert.fingerprint,
+            starts_at=alert.starts_at,
+            labels=dict(alert.labels),
+        )
+
+
 class IncidentRejected(IncidentDetail):
-    """A request or a finding led to no remediation; the reason says why."""
+    """A request, a finding or an alert led to no remediation; the reason says why."""
 
     DETAIL_TYPE: ClassVar[DetailType] = DetailType.INCIDENT_REJECTED
 
     findings: tuple[FindingModel, ...] = ()
+    alerts: tuple[AlertModel, ...] = Field(
+        default=(), description="Alerts that AMP did not confirm, at most 50."
+    )
+    alert_count: int = 0
 
 
 class FaultVerified(IncidentDetail):
@@ -285,16 +367,26 @@ class RepairStarted(IncidentDetail):
     rung: str
     group: str
     desired_before: int
+    attempt: int = Field(default=1, description="Which repair of the incident, from 1.")
 
 
 class RepairProven(IncidentDetail):
-    """New capacity works: a new instance, its node Ready, its GPUs allocatable, metrics clean."""
+    """The repaired node works: Ready, its GPUs allocatable, metrics clean for the hold-down.
+
+    After a replacement it is the new instance's node, after a reboot the node itself on a new boot.
+    """
 
     DETAIL_TYPE: ClassVar[DetailType] = DetailType.REPAIR_PROVEN
 
     rung: str
     replacement: NodeRefModel | None = None
     gpus: int = 0
+    boot_id: str = Field(default="", description="After a reboot: the new boot.")
+    failed_pods: int = Field(
+        default=0,
+        description="After a reboot: pods of the node that have failed, most of them because they "
+        "were admitted before the device plugin was up.",
+    )
 
 
 class NodeReleased(IncidentDetail):
@@ -313,6 +405,7 @@ class IncidentEscalated(IncidentDetail):
     DETAIL_TYPE: ClassVar[DetailType] = DetailType.INCIDENT_ESCALATED
 
     error: str = ""
+    next_rung: str = Field(default="human", description="What is tried now: replace, or human.")
 
 
 class IncidentClosed(IncidentDetail):
@@ -322,11 +415,15 @@ class IncidentClosed(IncidentDetail):
 
     replacement: NodeRefModel | None = None
     remedy: str = Field(default="", description="What a person must do now; empty: nothing.")
+    record: tuple[PastIncidentModel, ...] = Field(
+        default=(), description="Earlier incidents of this machine and its GPUs, newest first."
+    )
 
 
 EVENT_MODELS: Mapping[DetailType, type[EventDetail]] = {
     DetailType.GPU_FAULT_DETECTED: GpuFaultDetected,
     DetailType.SCAN_BLIND: ScanBlind,
+    DetailType.FLEET_GUARD_CHANGED: FleetGuardChanged,
     DetailType.INCIDENT_OPENED: IncidentOpened,
     DetailType.INCIDENT_WAITING: IncidentWaiting,
     DetailType.INCIDENT_ADMITTED: IncidentAdmitted,
@@ -341,6 +438,22 @@ EVENT_MODELS: Mapping[DetailType, type[EventDetail]] = {
     DetailType.REPAIR_PROVEN: RepairProven,
     DetailType.NODE_RELEASED: NodeReleased,
 }
+
+
+def guard_detail(cluster: str, event: GuardEvent) -> dict[str, Any]:
+    """Return the JSON-ready detail of a guard's event."""
+    detail = FleetGuardChanged.model_validate(
+        {
+            "event_id": event.event_id,
+            "occurred_at": event.at,
+            "cluster": cluster,
+            "change": event.change,
+            "severity": "critical" if event.change == "breaker_opened" else "info",
+            "reason": ReasonModel.of(event.reason),
+            **event.data,
+        }
+    )
+    return detail.model_dump(mode="json", exclude_none=True)
 
 
 def incident_detail(incident: Incident, event: IncidentEvent) -> dict[str, Any]:

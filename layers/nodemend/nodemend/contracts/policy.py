@@ -7,13 +7,17 @@ this version does not act on yet: a limit that is silently ignored is worse than
 import json
 import re
 from collections.abc import Iterable, Mapping
+from datetime import time
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from nodemend.domain.errors import PolicyInvalidError
-from nodemend.domain.faults import FaultClass, Mode, Rung
+from nodemend.domain.faults import FaultClass, Mode, Rung, Verdict
+from nodemend.domain.history import KEEP
 from nodemend.domain.policy import (
+    Attempts,
+    BreakerLimits,
     ClusterPolicy,
     Deadlines,
     GroupPolicy,
@@ -25,12 +29,16 @@ from nodemend.domain.policy import (
     RulePolicy,
     Waits,
 )
+from nodemend.domain.windows import WEEKDAYS, MaintenanceWindow, Weekday, zone_of
 
-SUPPORTED_RUNGS = frozenset({Rung.REPLACE, Rung.HUMAN})
+SUPPORTED_RUNGS = frozenset({Rung.REBOOT, Rung.REPLACE, Rung.HUMAN})
 """Rungs that this version can carry out."""
 
 MAX_HISTORY_EVENTS = 20_000
 """Bound on what waiting loops may use of an execution's 25,000 history events."""
+
+MAX_MEMORY_S = int(KEEP.total_seconds())
+"""Nothing older is remembered of a machine or a GPU."""
 
 EVENTS_PER_LOOP = 9
 """Task (5), Choice (2) and Wait (2) of one round, counted from a real history."""
@@ -43,11 +51,8 @@ NOT_BUILT_YET = frozenset(
     {
         "approval",
         "drain",
-        "maintenance_windows",
-        "limits.breaker",
         "deadlines.volumes_s",
         "deadlines.drain_total_s",
-        "deadlines.reboot_s",
         "groups.limits.breaker",
         "groups.limits.replacements",
     }
@@ -88,6 +93,15 @@ class MaxUnavailableDocument(_Model):
     percent: float = Field(default=2, ge=0, le=100)
 
 
+class BreakerDocument(_Model):
+    """When one fault on many nodes, or many nodes down, stops all new disruption."""
+
+    percent: float = Field(default=20, gt=0, le=100)
+    min_nodes: int = Field(default=3, ge=2, le=2000)
+    window_s: int = Field(default=600, ge=60, le=86_400)
+    cooldown_s: int = Field(default=1800, ge=0, le=86_400)
+
+
 class ReplacementsDocument(_Model):
     """Replacements that may start per cluster."""
 
@@ -100,12 +114,15 @@ class LimitsDocument(_Model):
 
     max_unavailable: MaxUnavailableDocument = MaxUnavailableDocument()
     replacements: ReplacementsDocument = ReplacementsDocument()
+    breaker: BreakerDocument = BreakerDocument()
 
     def to_domain(self) -> Limits:
         """Return the domain's value."""
+        breaker = self.breaker
         return Limits(
             MaxUnavailable(self.max_unavailable.count, self.max_unavailable.percent),
             ReplacementRate(self.replacements.per_hour, self.replacements.per_day),
+            BreakerLimits(breaker.percent, breaker.min_nodes, breaker.window_s, breaker.cooldown_s),
         )
 
 
@@ -141,6 +158,53 @@ class DeadlinesDocument(_Model):
     verify_s: int = Field(default=600, ge=1, le=86_400)
     drain_s: int = Field(default=1800, ge=1, le=604_800)
     replace_s: int = Field(default=2700, ge=1, le=86_400)
+    reboot_s: int = Field(default=600, ge=1, le=86_400)
+
+
+class HoldDocument(_Model):
+    """Whole seconds that a fault must have lasted before a node is touched for it."""
+
+    fatal: int = Field(default=0, ge=0, le=86_400)
+    degraded: int = Field(default=600, ge=0, le=86_400)
+
+    def to_domain(self) -> dict[Verdict, int]:
+        """Return the domain's value; what is not held is not named there."""
+        held = {Verdict.FATAL: self.fatal, Verdict.DEGRADED: self.degraded}
+        return {verdict: seconds for verdict, seconds in held.items() if seconds}
+
+
+class MaintenanceWindowDocument(_Model):
+    """A time of the week in which new disruption may start."""
+
+    days: tuple[Weekday, ...] = Field(default=WEEKDAYS, min_length=1)
+    start: str = Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$", description="Wall clock, HH:MM.")
+    duration_s: int = Field(ge=60, le=604_800, description="Real seconds from the start on.")
+    timezone: str = Field(default="UTC", description="IANA name, e.g. Europe/Berlin.")
+
+    @field_validator("timezone")
+    @classmethod
+    def _timezone_must_exist(cls, timezone: str) -> str:
+        try:
+            zone_of(timezone)
+        except (KeyError, ValueError, OSError) as error:
+            raise ValueError(
+                f"no time zone {timezone!r}: use an IANA name such as Europe/Berlin, or UTC"
+            ) from error
+        return timezone
+
+    def to_domain(self) -> MaintenanceWindow:
+        """Return the domain's value."""
+        hour, minute = self.start.split(":")
+        return MaintenanceWindow(
+            self.days, time(int(hour), int(minute)), self.duration_s, self.timezone
+        )
+
+
+class AttemptsDocument(_Model):
+    """Repairs of one machine within the window; after that a person is called."""
+
+    per_node: int = Field(default=3, ge=1, le=10)
+    window_s: int = Field(default=604_800, ge=60, le=MAX_MEMORY_S)
 
 
 class RuleDocument(_Model):
@@ -164,8 +228,13 @@ class PolicyDocument(_Model):
     deadlines: DeadlinesDocument = DeadlinesDocument()
     hold_down_s: int = Field(default=600, ge=0, le=86_400)
     startup_grace_s: int = Field(default=1800, ge=0, le=86_400)
+    repeat_window_s: int = Field(default=604_800, ge=0, le=MAX_MEMORY_S)
+    attempts: AttemptsDocument = AttemptsDocument()
     rules: dict[str, RuleDocument] = {}
     exclude: tuple[str, ...] = ()
+    hold_s: HoldDocument = HoldDocument()
+    maintenance_windows: tuple[MaintenanceWindowDocument, ...] = ()
+    fatal_ignores_windows: bool = False
 
     @field_validator("clusters")
     @classmethod
@@ -196,15 +265,16 @@ class PolicyDocument(_Model):
 
     @model_validator(mode="after")
     def _loops_must_fit_into_a_history(self) -> Self:
-        # A replacement that turns clean at the last moment is watched for one more hold-down.
-        validate_s = self.deadlines.replace_s + 2 * self.hold_down_s
-        loops = worst_case_loops(self.waits.drain_poll_s, self.deadlines.drain_s) + sum(
-            worst_case_loops(self.waits.check_poll_s, deadline_s)
-            for deadline_s in (self.deadlines.verify_s, self.deadlines.replace_s)
-        )
-        # A clean look waits for what is left of the hold-down, which may be a second, an unclean
-        # one a whole poll.
-        loops += 2 * worst_case_loops(self.waits.check_poll_s, validate_s)
+        check_poll_s, deadlines = self.waits.check_poll_s, self.deadlines
+        loops = worst_case_loops(self.waits.drain_poll_s, deadlines.drain_s)
+        loops += worst_case_loops(check_poll_s, deadlines.verify_s)
+        # A reboot that fails is followed by a replacement, so an execution may wait for both.
+        for repair_s in (deadlines.reboot_s, deadlines.replace_s):
+            loops += worst_case_loops(check_poll_s, repair_s)
+            # A node that turns clean at the last moment is watched for one more hold-down. A clean
+            # look waits for what is left of the hold-down, which may be a second, an unclean one a
+            # whole poll.
+            loops += 2 * worst_case_loops(check_poll_s, repair_s + 2 * self.hold_down_s)
         if loops * EVENTS_PER_LOOP > MAX_HISTORY_EVENTS:
             raise ValueError(
                 f"waits and deadlines allow {loops} polls, more than an execution's history "
@@ -235,15 +305,23 @@ class PolicyDocument(_Model):
             plans=self.plans,
             waits=Waits(self.waits.drain_poll_s, self.waits.check_poll_s),
             deadlines=Deadlines(
-                self.deadlines.verify_s, self.deadlines.drain_s, self.deadlines.replace_s
+                self.deadlines.verify_s,
+                self.deadlines.drain_s,
+                self.deadlines.replace_s,
+                self.deadlines.reboot_s,
             ),
             hold_down_s=self.hold_down_s,
             startup_grace_s=self.startup_grace_s,
+            repeat_window_s=self.repeat_window_s,
+            attempts=Attempts(self.attempts.per_node, self.attempts.window_s),
             rules={
                 rule_id: RulePolicy(rule.enabled, rule.thresholds, rule.plan)
                 for rule_id, rule in self.rules.items()
             },
             exclude=self.exclude,
+            hold_s=self.hold_s.to_domain(),
+            maintenance_windows=tuple(window.to_domain() for window in self.maintenance_windows),
+            fatal_ignores_windows=self.fatal_ignores_windows,
         )
 
 
@@ -266,6 +344,10 @@ def _require_possible(field: str, plan: tuple[Rung, ...]) -> None:
         raise ValueError(f"{field}: a rung stands there twice: each is tried once")
     if Rung.HUMAN in plan[:-1]:
         raise ValueError(f"{field}: human must be the last rung")
+    if Rung.REPLACE in plan and Rung.REBOOT in plan[plan.index(Rung.REPLACE) :]:
+        raise ValueError(
+            f"{field}: reboot stands after replace, which ends the instance: put it before"
+        )
 
 
 def worst_case_loops(waits_s: tuple[int, ...], deadline_s: int) -> int:

@@ -142,10 +142,10 @@ class CheckRepairRequest(StepRequest):
 
 
 class CheckRepairResult(_Model):
-    """`validate` when the new node is Ready with its GPUs."""
+    """`validate` when the repaired node is Ready with its GPUs; `repair` on the next rung."""
 
     incident_id: str
-    next: Literal["validate", "wait", "close"]
+    next: Literal["validate", "wait", "repair", "close"]
     wait_s: int = Field(default=1, ge=1)
 
 
@@ -154,10 +154,10 @@ class ValidateNodeRequest(StepRequest):
 
 
 class ValidateNodeResult(_Model):
-    """`release` when the repair is proven."""
+    """`release` when the repair is proven; `repair` on the next rung."""
 
     incident_id: str
-    next: Literal["release", "wait", "close"]
+    next: Literal["release", "wait", "repair", "close"]
     wait_s: int = Field(default=1, ge=1)
 
 
@@ -186,10 +186,10 @@ class EscalateIncidentRequest(StepRequest):
 
 
 class EscalateIncidentResult(_Model):
-    """What comes next: in this version always the close."""
+    """What comes next: `repair` on the ladder's next rung, else the close."""
 
     incident_id: str
-    next: Literal["close"] = "close"
+    next: Literal["repair", "close"] = "close"
 
 
 class CloseIncidentState(BaseModel):

@@ -77,6 +77,42 @@ def kind_of(node: Node, *, is_in_group: bool) -> CapacityKind:
     return CapacityKind.AUTO_SCALING_GROUP if is_in_group else CapacityKind.STATIC
 
 
+_IN_A_GROUP = (CapacityKind.MANAGED_NODE_GROUP, CapacityKind.AUTO_SCALING_GROUP)
+
+
+def why_not_rebootable(
+    node: Node, kind: CapacityKind, group: AutoScalingGroup | None
+) -> Reason | None:
+    """Return why a reboot cannot work here, or cannot be proven, or None if it can.
+
+    A reboot keeps the host and the slot, so that also an instance in no group can have one. What
+    other controllers own (Karpenter, Auto Mode, HyperPod) is theirs to reboot.
+    """
+    if kind not in (*_IN_A_GROUP, CapacityKind.STATIC):
+        return Reason(
+            "capacity_kind_unsupported",
+            f"{node.ref.name} is {kind} capacity, which this version cannot reboot",
+        )
+    if not node.ref.boot_id:
+        return Reason(
+            "boot_id_unknown",
+            f"{node.ref.name} reports no boot id, so that a reboot could not be proven",
+        )
+    if group is None:
+        return None
+    return _why_not_in_service(node, group)
+
+
+def _why_not_in_service(node: Node, group: AutoScalingGroup) -> Reason | None:
+    state = group.instances.get(node.ref.instance_id, "absent")
+    if state == IN_SERVICE:
+        return None
+    return Reason(
+        "other_remediator",
+        f"instance {node.ref.instance_id} is {state} in {group.name}: someone else is acting",
+    )
+
+
 def why_not_replaceable(
     node: Node, kind: CapacityKind, group: AutoScalingGroup | None
 ) -> Reason | None:
@@ -85,7 +121,7 @@ def why_not_replaceable(
     Asked before the cordon and again directly before the call, so that no node is drained that
     cannot be replaced then.
     """
-    if kind not in (CapacityKind.MANAGED_NODE_GROUP, CapacityKind.AUTO_SCALING_GROUP):
+    if kind not in _IN_A_GROUP:
         return Reason(
             "capacity_kind_unsupported",
             f"{node.ref.name} is {kind} capacity, which this version cannot replace",
@@ -99,10 +135,4 @@ def why_not_replaceable(
             f"group {group.name} has {' and '.join(blocking)} suspended: a terminated instance "
             "would not be replaced",
         )
-    state = group.instances.get(node.ref.instance_id, "absent")
-    if state != IN_SERVICE:
-        return Reason(
-            "other_remediator",
-            f"instance {node.ref.instance_id} is {state} in {group.name}: someone else is acting",
-        )
-    return None
+    return _why_not_in_service(node, group)

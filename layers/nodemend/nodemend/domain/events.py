@@ -14,6 +14,7 @@ class DetailType(StrEnum):
 
     GPU_FAULT_DETECTED = "GPU Fault Detected"
     SCAN_BLIND = "Scan Blind"
+    FLEET_GUARD_CHANGED = "Fleet Guard Changed"
     INCIDENT_OPENED = "Incident Opened"
     INCIDENT_WAITING = "Incident Waiting"
     INCIDENT_ADMITTED = "Incident Admitted"

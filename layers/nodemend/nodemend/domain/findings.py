@@ -7,7 +7,7 @@ versions, MIG rows that repeat one GPU (facts: NVIDIA dcgm-exporter and go-dcgm 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from nodemend.domain.faults import FaultClass, FaultKind, Verdict
 
@@ -60,12 +60,19 @@ class Finding:
     code: int | None = None
     """The XID of an `xid` finding."""
     summary: str = ""
+    action: str = ""
+    """What the XID table advises, e.g. `reset_gpu`; empty for other faults."""
 
     @property
     def key(self) -> str:
         """What makes two findings the same fault, on one boot of one node."""
         gpu = self.gpu_uuid or (f"gpu{self.gpu_index}" if self.gpu_index else "node")
         return f"{self.fault_class}/{gpu}/{self.code if self.code is not None else '-'}"
+
+    @property
+    def fault(self) -> str:
+        """Fault class, with the XID code where there is one: what a whole fleet can share."""
+        return f"{self.fault_class}/{self.code}" if self.code is not None else f"{self.fault_class}"
 
 
 def is_blank(value: float) -> bool:
@@ -113,8 +120,26 @@ def collapse(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(first.values())
 
 
+OCCURRENCE_VALID = timedelta(minutes=15)
+"""Evidence of an event older than this is about the past; a level must have been seen since."""
+
+_ROOT_CAUSES = frozenset({48, 64, 74, 79, 95, 140, 149})
+_ECHOES = frozenset({43, 45, 94, 144, 145, 146, 147, 148, 150, 154})
+"""XIDs of one burst: the cause (lost bus, uncontained error, the link's own controller), and what
+the driver reports because of it (channels that are torn down, the other ends of the link). Both
+come within the same second, in any order (NVIDIA's XID catalogue; NVSentinel's XID rules)."""
+
+
+def _rank(finding: Finding) -> int:
+    if finding.code in _ROOT_CAUSES:
+        return 0
+    return 2 if finding.code in _ECHOES else 1
+
+
 def most_severe(findings: Iterable[Finding]) -> Finding:
-    """Return the finding that decides; ties go to the earliest evidence, then to the key.
+    """Return the finding that decides: by verdict, then a root cause before its echoes.
+
+    Ties go to the earliest evidence, then to the key.
 
     Raises:
         ValueError: if there is no finding.
@@ -127,8 +152,8 @@ def by_urgency(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=_urgency))
 
 
-def _urgency(finding: Finding) -> tuple[int, datetime, str]:
-    return finding.verdict.severity, finding.evidence.at, finding.key
+def _urgency(finding: Finding) -> tuple[int, int, datetime, str]:
+    return finding.verdict.severity, _rank(finding), finding.evidence.at, finding.key
 
 
 def add_findings(known: tuple[Finding, ...], new: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -8,18 +8,30 @@ conditional put on its version (ADR 0001). So two dispatchers can never both giv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Any
 
-from nodemend.domain.capacity import IN_SERVICE, AutoScalingGroup
+from nodemend.domain.breaker import Breaker, Sighting, Trip, next_breaker, why_trip
+from nodemend.domain.capacity import IN_SERVICE
 from nodemend.domain.errors import LeaseLostError
+from nodemend.domain.escalation import first_rung
 from nodemend.domain.faults import Mode, Rung, Verdict
-from nodemend.domain.incidents import Incident, Outcome
+from nodemend.domain.fleet import FleetSnapshot, FleetView
+from nodemend.domain.incidents import Incident, Outcome, has_lasted, is_stale
 from nodemend.domain.nodes import Node
 from nodemend.domain.policy import Policy
-from nodemend.domain.rails import why_stand_down
+from nodemend.domain.rails import why_excluded, why_node_paused, why_stand_down
 from nodemend.domain.reasons import Reason
+from nodemend.domain.windows import why_outside
 
 MAX_SLOTS = 50
 """Slots per cluster, so that the guard item stays below 10 KB and its write costs little."""
+
+MAX_SIGHTINGS = 50
+"""Faults of admitted incidents that the guard remembers for the breaker's window: the waiters are
+there to be counted, those that were let go are not."""
+
+BREAKER_OPEN = "breaker_open"
+"""Code under which the breaker keeps a waiter."""
 
 LEASE_MARGIN = timedelta(seconds=60)
 """Added to every lease on top of the wait and the longest function that it covers."""
@@ -44,6 +56,33 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """A person's word that nothing new may start and nothing may be changed."""
+
+    by: str
+    why: str
+    since: datetime
+
+    def reason(self) -> Reason:
+        """Return what whoever is held is told."""
+        return Reason(
+            "paused", f"{self.by} paused the cluster at {self.since:%Y-%m-%d %H:%M} UTC: {self.why}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GuardEvent:
+    """A "Fleet Guard Changed" that is stored with the change, and kept until it was sent."""
+
+    event_id: str
+    at: datetime
+    change: str
+    """`breaker_opened`, `breaker_closed`, `paused` or `resumed`."""
+    reason: Reason
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Guard:
     """The guard item of one cluster."""
 
@@ -53,62 +92,14 @@ class Guard:
     """By node UID."""
     replacements: tuple[datetime, ...] = ()
     """When replacements were admitted, for the last 24 hours."""
-
-
-@dataclass(frozen=True, slots=True)
-class FleetSnapshot:
-    """The cluster's GPU nodes and their groups at one moment."""
-
-    at: datetime
-    nodes: tuple[Node, ...]
-    groups: Mapping[str, AutoScalingGroup] = field(default_factory=dict)
-    group_by_instance: Mapping[str, str] = field(default_factory=dict)
-
-    def node(self, uid: str) -> Node | None:
-        """Return a node by UID."""
-        return next((node for node in self.nodes if node.ref.uid == uid), None)
-
-    def group_name(self, node: Node) -> str:
-        """Return the Auto Scaling group that has the node, or an empty string."""
-        return self.group_by_instance.get(node.ref.instance_id, "")
-
-    def desired(self, group: str | None = None) -> int:
-        """Return how many nodes there should be, in the cluster or in one group.
-
-        Desired capacity, not registered nodes: deleted nodes must not shrink the denominator.
-        Nodes outside any group count one each.
-        """
-        if group:
-            return self.groups[group].desired if group in self.groups else 0
-        loose = sum(1 for node in self.nodes if not self.group_name(node))
-        relevant = self.groups_with_gpus()
-        return loose + sum(self.groups[name].desired for name in relevant if name in self.groups)
-
-    def missing(self, group: str) -> int:
-        """Return how many nodes of a group are not registered: launching, or impossible to get."""
-        registered = sum(1 for node in self.nodes if self.group_name(node) == group)
-        return max(0, self.desired(group) - registered)
-
-    def groups_with_gpus(self) -> frozenset[str]:
-        """Return the groups that have GPU nodes here; the cluster's other groups do not count."""
-        return frozenset(self.group_name(node) for node in self.nodes) - {""}
-
-    @staticmethod
-    def expected_uuids(node: Node, by_instance_type: Mapping[str, int]) -> int:
-        """Return how many physical GPUs the node's exporter should report, at least one."""
-        return by_instance_type.get(node.instance_type, 0) or max(1, node.gpu_capacity)
-
-    def expected_gpus(self, node: Node, by_instance_type: Mapping[str, int]) -> int:
-        """Return how many GPUs the node should offer to pods.
-
-        As many as any node of its type does, which respects MIG and time slicing (0 is possible
-        then); where it is the only one, its own capacity or the table's number.
-        """
-        of_type = [other for other in self.nodes if other.instance_type == node.instance_type]
-        offered = max((other.gpu_capacity for other in of_type), default=node.gpu_capacity)
-        if any(other.ref.uid != node.ref.uid for other in of_type):
-            return offered
-        return offered or by_instance_type.get(node.instance_type, 0)
+    sightings: tuple[Sighting, ...] = ()
+    """Faults of incidents that were admitted within the breaker's window, oldest first."""
+    breaker: Breaker | None = None
+    """None while it is closed."""
+    pause: Pause | None = None
+    """None while the cluster is not paused."""
+    events: tuple[GuardEvent, ...] = ()
+    """Changes that were not told yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,41 +145,191 @@ def decide_dispatch(
     waiters: Iterable[Incident],
     policy: Policy,
     now: datetime,
+    *,
+    knows_all: bool = True,
 ) -> Dispatch:
     """Give slots to those who may act now, most severe first.
 
-    A waiter ends here if its node is gone or another one, if the operator excluded it, or if its
-    plan has no repair: then it is observed and never takes a slot.
+    A waiter ends here if its node is gone or another one, if the operator excluded it, if its plan
+    has no repair (then it is observed and never takes a slot), or if the breaker held it until what
+    it says was about the past.
+
+    Args:
+        guard: the guard as it was read.
+        snapshot: the fleet.
+        waiters: incidents that wait.
+        policy: what the operator allows.
+        now: the time.
+        knows_all: False if these are not all waiters of the cluster: then the breaker may open, but
+            only a look at everything closes it.
     """
-    current = replace(
-        guard, replacements=tuple(at for at in guard.replacements if now - at < timedelta(days=1))
-    )
-    admitted: list[Admitted] = []
-    kept: list[Kept] = []
+    held = [(slot.node_uid, slot.node_name, slot.group) for slot in guard.slots.values()]
+    fleet = FleetView(snapshot, held)
     ended: list[Ended] = []
-    # Times of slots admitted together must differ: each is the name of its unit of the rate.
-    for number, incident in enumerate(sorted(waiters, key=_urgency)):
-        taken_at = now + timedelta(microseconds=number)
-        node = snapshot.node(incident.node.uid)
+    able: list[tuple[Incident, Node]] = []
+    for incident in sorted(waiters, key=_urgency):
+        node = fleet.node(incident.node.uid)
         end = _why_end(incident, node, snapshot, policy, now)
         if end is not None:
             ended.append(end)
+        elif node is not None:
+            able.append((incident, node))
+    current = _judged(_recent(guard, policy, now), fleet, able, policy, now, knows_all=knows_all)
+    admitted: list[Admitted] = []
+    kept: list[Kept] = []
+    for incident, node in able:
+        if _is_replay(current, incident, now):
+            ended.append(_expired(incident))
             continue
-        if node is None:  # pragma: no cover - _why_end has ended it
+        wait = _why_wait(current, fleet, node, incident, policy, now)
+        if wait is not None:
+            kept.append(Kept(incident, wait))
             continue
         group = snapshot.group_name(node)
-        held = current.slots.get(node.ref.uid)
-        if held is None or held.incident_id != incident.id:
-            wait = _why_wait(current, snapshot, node, incident, policy, now)
-            if wait is not None:
-                kept.append(Kept(incident, wait))
-                continue
+        if not _holds(current, incident):
+            # Times of slots taken together must differ: each is the name of its unit of the rate.
+            taken_at = now + timedelta(microseconds=len(admitted))
             current = _take(current, incident, node, group, policy, taken_at)
+            fleet.take(node, group)
         # else: the last dispatcher died between the guard and the record; the slot is ours already
         admitted.append(
             Admitted(incident, node, group, Reason("admitted", f"{incident.fault_text}"))
         )
     return Dispatch(current, tuple(admitted), tuple(kept), tuple(ended))
+
+
+def _holds(guard: Guard, incident: Incident) -> bool:
+    held = guard.slots.get(incident.node.uid)
+    return held is not None and held.incident_id == incident.id
+
+
+def _recent(guard: Guard, policy: Policy, now: datetime) -> Guard:
+    """Return the guard without what is too old to count."""
+    window = timedelta(seconds=policy.limits.breaker.window_s)
+    replacements = tuple(at for at in guard.replacements if now - at < timedelta(days=1))
+    sightings = tuple(one for one in guard.sightings if now - one.at <= window)
+    if (len(replacements), len(sightings)) == (len(guard.replacements), len(guard.sightings)):
+        return guard
+    return replace(guard, replacements=replacements, sightings=sightings)
+
+
+def _sightings_of(incident: Incident) -> list[Sighting]:
+    return [
+        Sighting(
+            node_uid=incident.node.uid,
+            fault=finding.fault,
+            at=incident.first_seen.get(str(finding.fault_class), incident.opened_at),
+            node_name=incident.node.name,
+            rule_id=finding.evidence.rule_id,
+        )
+        for finding in incident.findings
+        if finding.verdict.is_actionable
+    ]
+
+
+def _judged(
+    guard: Guard,
+    fleet: FleetView,
+    able: Sequence[tuple[Incident, Node]],
+    policy: Policy,
+    now: datetime,
+    *,
+    knows_all: bool,
+) -> Guard:
+    """Return the guard with the breaker as it must be now, and the event if that changed."""
+    limits = policy.limits.breaker
+    seen = [
+        sighting
+        for incident, _ in able
+        # What the breaker held until it was about the past must not hold the breaker.
+        if not (incident.waiting_for == BREAKER_OPEN and is_stale(incident, now))
+        for sighting in _sightings_of(incident)
+    ]
+    trip = why_trip(
+        [*seen, *guard.sightings],
+        fleet=fleet.uids,
+        not_ready=fleet.not_ready(now, grace=timedelta(seconds=policy.startup_grace_s)),
+        desired=fleet.desired(None),
+        limits=limits,
+    )
+    breaker = next_breaker(guard.breaker, trip, limits=limits, now=now, may_close=knows_all)
+    if breaker == guard.breaker:
+        return guard
+    changed = replace(guard, breaker=breaker)
+    if guard.breaker is None and breaker is not None:
+        return _told(
+            changed, "breaker_opened", breaker.trip.reason, now, _trip_data(breaker.trip, breaker)
+        )
+    if breaker is None and guard.breaker is not None:
+        reason = Reason(
+            "cooled_down",
+            f"the cause of {guard.breaker.opened_at:%Y-%m-%d %H:%M} UTC "
+            f"({guard.breaker.trip.reason.code}) has been gone for {limits.cooldown_s} s",
+        )
+        return _told(changed, "breaker_closed", reason, now, _trip_data(guard.breaker.trip, None))
+    return changed
+
+
+def _trip_data(trip: Trip, breaker: Breaker | None) -> dict[str, Any]:
+    return {
+        "fault": trip.fault,
+        "rule_id": trip.rule_id,
+        "count": trip.count,
+        "bound": trip.bound,
+        "desired": trip.desired,
+        "nodes": list(trip.nodes),
+        "holds_until": breaker.holds_until.isoformat() if breaker else None,
+    }
+
+
+def _told(
+    guard: Guard, change: str, reason: Reason, now: datetime, data: Mapping[str, Any]
+) -> Guard:
+    """Return the guard with one more event to tell; its id is that of the write that stores it."""
+    event_id = f"guard-{guard.cluster}-{guard.version + 1:06d}-{change.replace('_', '-')}"
+    event = GuardEvent(event_id, now, change, reason, data)
+    return replace(guard, events=(*guard.events, event))
+
+
+def told(guard: Guard, event_ids: Iterable[str]) -> Guard:
+    """Return the guard without events that were sent; the same guard if it has none of them."""
+    sent = frozenset(event_ids)
+    left = tuple(event for event in guard.events if event.event_id not in sent)
+    return replace(guard, events=left) if len(left) < len(guard.events) else guard
+
+
+def pause(guard: Guard, *, by: str, why: str, now: datetime) -> Guard:
+    """Return the paused guard; a second pause changes nothing, the first one's words stand."""
+    if guard.pause is not None:
+        return guard
+    pausing = Pause(by, why, now)
+    paused = replace(guard, pause=pausing)
+    return _told(paused, "paused", pausing.reason(), now, {"requested_by": by})
+
+
+def resume(guard: Guard, *, by: str, why: str, now: datetime) -> Guard:
+    """Return the guard with the pause lifted; the same guard if there is none."""
+    if guard.pause is None:
+        return guard
+    reason = Reason(
+        "resumed", f"{by} ended the pause of {guard.pause.since:%Y-%m-%d %H:%M} UTC: {why}"
+    )
+    return _told(replace(guard, pause=None), "resumed", reason, now, {"requested_by": by})
+
+
+def _is_replay(guard: Guard, incident: Incident, now: datetime) -> bool:
+    """What the breaker held back is not acted on later: the next scan decides from live data."""
+    is_held = guard.breaker is not None or incident.waiting_for == BREAKER_OPEN
+    return is_held and is_stale(incident, now)
+
+
+def _expired(incident: Incident) -> Ended:
+    reason = Reason(
+        "expired",
+        f"the breaker held it until its evidence was about the past: {incident.fault_text}; the "
+        "next scan decides from live data",
+    )
+    return Ended(incident, Outcome.SKIPPED, reason)
 
 
 def _urgency(incident: Incident) -> tuple[int, datetime, str]:
@@ -199,7 +340,14 @@ def _urgency(incident: Incident) -> tuple[int, datetime, str]:
 def plan_of(incident: Incident, policy: Policy) -> tuple[Rung, ...]:
     """Return the rungs that the policy has for the incident's deciding fault."""
     rule_id = incident.primary.evidence.rule_id if incident.primary else ""
-    return policy.plan_for(incident.fault_class, rule_id, incident.node_labels)
+    primary = incident.primary
+    return policy.plan_for(
+        incident.fault_class,
+        rule_id,
+        incident.node_labels,
+        code=primary.code if primary else None,
+        action=primary.action if primary else "",
+    )
 
 
 def _why_not_in_service(snapshot: FleetSnapshot, node: Node) -> Reason | None:
@@ -222,12 +370,9 @@ def _why_end(
     if not node.ref.is_same_machine(incident.node):
         reason = Reason("node_replaced", f"{node.ref.name} is instance {node.ref.instance_id} now")
         return Ended(incident, Outcome.SUPERSEDED, reason)
-    other = why_stand_down(node)
-    if other is not None:
-        return Ended(incident, Outcome.SKIPPED, other)
-    if policy.excludes(node.ref):
-        reason = Reason("excluded", f"the policy excludes {node.ref.name}")
-        return Ended(incident, Outcome.SKIPPED, reason)
+    off = why_stand_down(node) or _why_excluded(node, policy)
+    if off is not None:
+        return Ended(incident, Outcome.SKIPPED, off)
     primary = incident.primary
     if primary and not primary.verdict.is_actionable:
         reason = Reason(
@@ -244,8 +389,19 @@ def _why_end(
             f"the policy has no repair for {incident.fault_class}, so nothing is cordoned",
         )
         return Ended(incident, Outcome.OBSERVED, reason)
+    first, spent = first_rung(plan, incident, policy, now)
+    if spent is not None and not any(rung is not Rung.HUMAN for rung in plan[first:]):
+        # Nothing is cordoned: this machine has had its repairs, and a person decides now.
+        is_dry_run = policy.mode_for(node.labels) is Mode.DRY_RUN
+        return Ended(incident, Outcome.SKIPPED if is_dry_run else Outcome.NEEDS_HUMAN, spent)
     young = _why_too_young(incident, node, policy, now)
     return Ended(incident, Outcome.SKIPPED, young) if young else None
+
+
+def _why_excluded(node: Node, policy: Policy) -> Reason | None:
+    if policy.excludes(node.ref):
+        return Reason("excluded", f"the policy excludes {node.ref.name}")
+    return why_excluded(node)
 
 
 def _why_too_young(incident: Incident, node: Node, policy: Policy, now: datetime) -> Reason | None:
@@ -263,7 +419,48 @@ def _why_too_young(incident: Incident, node: Node, policy: Policy, now: datetime
 
 def _why_wait(
     guard: Guard,
-    snapshot: FleetSnapshot,
+    fleet: FleetView,
+    node: Node,
+    incident: Incident,
+    policy: Policy,
+    now: datetime,
+) -> Reason | None:
+    if guard.pause is not None:
+        return guard.pause.reason()
+    held = why_node_paused(node) or (guard.breaker.reason() if guard.breaker else None)
+    if held is not None:
+        return held
+    if _holds(guard, incident):
+        return None
+    early = _why_outside_windows(incident, policy, now) or _why_hold(incident, policy, now)
+    return early or _why_no_room(guard, fleet, node, incident, policy, now)
+
+
+def _why_outside_windows(incident: Incident, policy: Policy, now: datetime) -> Reason | None:
+    is_fatal = incident.primary is None or incident.primary.verdict is Verdict.FATAL
+    if is_fatal and policy.fatal_ignores_windows:
+        return None
+    why = why_outside(policy.maintenance_windows, now)
+    return Reason("maintenance_window", why) if why else None
+
+
+def _why_hold(incident: Incident, policy: Policy, now: datetime) -> Reason | None:
+    if incident.primary is None:
+        return None
+    hold_s = policy.hold_s.get(incident.primary.verdict, 0)
+    lasted_s = has_lasted(incident, now).total_seconds()
+    if lasted_s >= hold_s:
+        return None
+    return Reason(
+        "hold",
+        f"{incident.fault_class} has lasted {int(lasted_s)} s; a {incident.primary.verdict} fault "
+        f"must last {hold_s} s before a node is touched for it",
+    )
+
+
+def _why_no_room(
+    guard: Guard,
+    fleet: FleetView,
     node: Node,
     incident: Incident,
     policy: Policy,
@@ -274,7 +471,7 @@ def _why_wait(
         return Reason("node_busy", f"incident {holder} holds {node.ref.name}")
     if len(guard.slots) >= MAX_SLOTS:
         return Reason("capacity_guard", f"all {MAX_SLOTS} slots of the cluster are taken")
-    budget = _why_over_budget(guard, snapshot, node, policy)
+    budget = _why_over_budget(fleet, node, policy)
     if budget is not None:
         return budget
     if policy.mode_for(node.labels) is Mode.ENFORCE and Rung.REPLACE in plan_of(incident, policy):
@@ -282,64 +479,24 @@ def _why_wait(
     return None
 
 
-def unavailable(
-    guard: Guard, snapshot: FleetSnapshot, group: str | None, *, besides: str
-) -> tuple[str, ...]:
-    """Return who is out of service: cordoned by anyone, not ready, in flight, or missing.
-
-    A node that should be there and is not counts too: without it a group that cannot launch would
-    be taken apart node by node. A candidate is never counted against itself (`besides`: its UID).
-    """
-    names = {
-        node.ref.uid: node.ref.name
-        for node in snapshot.nodes
-        if (node.is_unschedulable or not node.is_ready or node.is_deleting)
-        and (group is None or snapshot.group_name(node) == group)
-    }
-    names.update(
-        (slot.node_uid, slot.node_name)
-        for slot in guard.slots.values()
-        if group is None or slot.group == group
-    )
-    names.pop(besides, None)
-    return (*sorted(names.values()), *_missing(guard, snapshot, group))
-
-
-def _missing(guard: Guard, snapshot: FleetSnapshot, group: str | None) -> list[str]:
-    registered = {node.ref.uid for node in snapshot.nodes}
-    gone = [slot.group for slot in guard.slots.values() if slot.node_uid not in registered]
-    found = []
-    for name in sorted(snapshot.groups_with_gpus() if group is None else {group}):
-        # The slot of a node that has gone stands for its own gap already.
-        gaps = max(0, snapshot.missing(name) - gone.count(name))
-        found += [f"(missing in {name})"] * gaps
-    return found
-
-
-def _why_over_budget(
-    guard: Guard, snapshot: FleetSnapshot, node: Node, policy: Policy
-) -> Reason | None:
-    own_group = snapshot.group_name(node)
+def _why_over_budget(fleet: FleetView, node: Node, policy: Policy) -> Reason | None:
+    own_group = fleet.snapshot.group_name(node)
     scopes: list[tuple[str, str | None, int]] = [
-        ("cluster", None, policy.limits.max_unavailable.of(snapshot.desired()))
+        ("cluster", None, policy.limits.max_unavailable.of(fleet.desired(None)))
     ]
     if own_group:
         limits = policy.limits_for(node.labels)
-        scopes.append(
-            (
-                f"group {own_group}",
-                own_group,
-                limits.max_unavailable.of(snapshot.desired(own_group)),
-            )
-        )
+        bound = limits.max_unavailable.of(fleet.desired(own_group))
+        scopes.append((f"group {own_group}", own_group, bound))
     for name, group, bound in scopes:
-        out = unavailable(guard, snapshot, group, besides=node.ref.uid)
-        if len(out) + 1 > bound:
-            listed = ", ".join(out[:5]) + (", …" if len(out) > 5 else "")
+        out = fleet.count_out(group, besides=node)
+        if out + 1 > bound:
+            names = fleet.names_out(group, besides=node)
+            listed = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
             return Reason(
                 "capacity_guard",
-                f"{len(out)} of at most {bound} nodes of the {name} are unavailable"
-                + (f" ({listed})" if out else ""),
+                f"{out} of at most {bound} nodes of the {name} are unavailable"
+                + (f" ({listed})" if names else ""),
             )
     return None
 
@@ -377,6 +534,7 @@ def _take(
         guard,
         slots={**guard.slots, node.ref.uid: slot},
         replacements=(*guard.replacements, now) if counts else guard.replacements,
+        sightings=(*guard.sightings, *_sightings_of(incident))[-MAX_SIGHTINGS:],
     )
 
 

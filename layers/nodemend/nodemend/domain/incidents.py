@@ -6,14 +6,15 @@ the events that the change causes. The store writes both in one conditional writ
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
 from nodemend.domain.errors import IllegalTransitionError, SupersededError
 from nodemend.domain.events import DetailType, IncidentEvent
 from nodemend.domain.faults import FaultClass, FaultKind, Mode, Rung
-from nodemend.domain.findings import Finding, add_findings, most_severe
+from nodemend.domain.findings import OCCURRENCE_VALID, Finding, add_findings, most_severe
+from nodemend.domain.history import PastIncident
 from nodemend.domain.nodes import NodeRef
 from nodemend.domain.policy import ClusterPolicy, Deadlines, Waits
 from nodemend.domain.reasons import Reason
@@ -138,6 +139,23 @@ class RepairRecord:
     polls: int = 0
     last_problem: str = ""
     """Code of what the last poll waited for: equal problems are reported once."""
+    boot_id_before: str = ""
+    """A reboot is proven by another one, never by the empty id that a kubelet posts early."""
+    heartbeat_before: datetime | None = None
+    asks: int = 0
+    """Calls of the reboot that were noted: two at most, see `is_unanswered`."""
+    is_unanswered: bool = False
+    """Whether EC2 took the call is not known. It is made again only if nothing is seen of it."""
+    rebooted_node: NodeRef | None = None
+    """The node on its new boot."""
+    cordon_lost_at: datetime | None = None
+    cordon_restored_at: datetime | None = None
+    """Once only: a cordon that is lost again was taken off by somebody who means it."""
+
+    @property
+    def subject(self) -> NodeRef | None:
+        """The node that has to prove the repair: the replacement, or the rebooted node itself."""
+        return self.rebooted_node if self.rung is Rung.REBOOT else self.replacement_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +197,22 @@ class Incident:
     cordon: CordonRecord | None = None
     drain: DrainRecord | None = None
     repair: RepairRecord | None = None
+    """The attempt that is under way; None until the rung's note is written."""
+    attempts: tuple[RepairRecord, ...] = ()
+    """Attempts that failed, in order."""
+    history: tuple[PastIncident, ...] = ()
+    """Earlier incidents of this machine and of the GPUs in the findings, newest first."""
     verdict: tuple[Outcome, Reason] | None = None
     """The end that a step has decided on; close_incident carries it out."""
     outcome: Outcome | None = None
     reason: Reason | None = None
     closed_at: datetime | None = None
     waiting_for: str = ""
+    first_seen: Mapping[str, datetime] = field(default_factory=dict)
+    """When nodemend saw each fault class first on this node: a fault that changes its code or its
+    condition's own transition time does not begin anew."""
+    last_seen: datetime | None = None
+    """When a scan last reported a fault of the waiting incident."""
     sequence: int = 0
     timeline: tuple[TimelineEntry, ...] = ()
     new_events: tuple[IncidentEvent, ...] = ()
@@ -221,6 +249,18 @@ class Incident:
     def rung(self) -> Rung:
         """The rung that is being tried; `human` past the end of the plan."""
         return self.plan[self.rung_index] if self.rung_index < len(self.plan) else Rung.HUMAN
+
+    @property
+    def rungs_asked(self) -> tuple[Rung, ...]:
+        """The repairs that were asked for in this incident, in order."""
+        made = (*self.attempts, self.repair) if self.repair else self.attempts
+        return tuple(attempt.rung for attempt in made if attempt.started_at is not None)
+
+    @property
+    def gpu_uuids(self) -> tuple[str, ...]:
+        """The GPUs that actionable findings speak of."""
+        uuids = (f.gpu_uuid for f in self.findings if f.verdict.is_actionable and f.gpu_uuid)
+        return tuple(dict.fromkeys(uuids))
 
     @property
     def fault_text(self) -> str:
@@ -326,9 +366,36 @@ def close(
     return record(closed, DetailType.INCIDENT_CLOSED, step=step, reason=reason, now=now, data=data)
 
 
-def attach(incident: Incident, findings: Iterable[Finding]) -> Incident:
+def attach(
+    incident: Incident, findings: Iterable[Finding], *, now: datetime | None = None
+) -> Incident:
     """Return the incident with new evidence; the same incident if every fault is known."""
     merged = add_findings(incident.findings, findings)
     if len(merged) == len(incident.findings):
         return incident
-    return replace(incident, findings=merged)
+    seen = dict(incident.first_seen)
+    if now is not None:
+        for finding in merged:
+            seen.setdefault(str(finding.fault_class), now)
+    return replace(incident, findings=merged, first_seen=seen)
+
+
+def has_lasted(incident: Incident, now: datetime) -> timedelta:
+    """Return how long nodemend has known the deciding fault class on this node."""
+    return now - incident.first_seen.get(str(incident.fault_class), incident.opened_at)
+
+
+def is_stale(incident: Incident, now: datetime) -> bool:
+    """Tell whether no actionable finding speaks of the present any more.
+
+    An event is as old as its evidence; a level as old as the last report of it. What a person asked
+    for does not go stale.
+    """
+    newest = [
+        finding.evidence.at
+        if finding.kind is FaultKind.EVENT
+        else max(incident.last_seen or incident.opened_at, finding.evidence.at)
+        for finding in incident.findings
+        if finding.verdict.is_actionable
+    ]
+    return bool(newest) and now - max(newest) > OCCURRENCE_VALID

@@ -16,20 +16,20 @@ QUIET = timedelta(hours=24)
 WARM_UP = timedelta(minutes=30)
 """The default start-up grace."""
 
-OCCURRENCE_VALID = timedelta(minutes=15)
-"""Evidence of an event older than this is a late message about the past and opens nothing."""
-
 _FOR_A_TIME = {"warm_up": WARM_UP, "not_confirmed": FOR_THIS_BOOT}
 """How long a skipped fault stays quiet, where its reason says more than `QUIET`."""
 
 _UNJUDGED = frozenset(
     {
         "aws_unavailable",
+        "breaker_open",
         "capacity_guard",
         "cluster_unavailable",
         "cluster_unknown",
         "execution_failed",
         "expired",
+        "hold",
+        "maintenance_window",
         "node_busy",
         "policy_invalid",
         "rate_limit",
@@ -38,6 +38,27 @@ _UNJUDGED = frozenset(
     }
 )
 """Ends for reasons of our own: the fault was not judged, and may open again at once."""
+
+LAST_CLOSE = "last-close"
+"""Under this word and the node's name alone: when an incident last changed or returned it."""
+
+LAST_CLOSE_KEPT = timedelta(days=6)
+"""A day longer than alerts are believed (`domain.alerts.MAX_ALERT_AGE`)."""
+
+_ENDS_THE_PAST = frozenset({Outcome.REPLACED, Outcome.REBOOTED, Outcome.ABORTED_BY_OPERATOR})
+
+
+_PASSING = frozenset({"node_paused", "paused"})
+"""Ends by a pause: it says nothing of the fault, which is reported again after it."""
+
+
+def ends_the_past(outcome: Outcome, reason: Reason, *, is_dry_run: bool) -> bool:
+    """Tell whether an alert that began before this end is about what there is no more.
+
+    Only where the machine was changed, or a person took it back: the recovery of one fault must
+    not silence another that had begun meanwhile (case D26).
+    """
+    return not is_dry_run and outcome in _ENDS_THE_PAST and reason.code not in _PASSING
 
 
 def ledger_key(key: str, *, is_dry_run: bool) -> str:
@@ -67,7 +88,7 @@ def hold_after(outcome: Outcome, reason: Reason, kind: FaultKind) -> timedelta |
         case Outcome.OBSERVED:
             return FOR_THIS_BOOT if kind is FaultKind.EVENT else QUIET
         case Outcome.ABORTED_BY_OPERATOR:
-            return QUIET
+            return None if reason.code in _PASSING else QUIET
         case Outcome.SKIPPED:
             return None if reason.code in _UNJUDGED else _FOR_A_TIME.get(reason.code, QUIET)
         case Outcome.REBOOTED | Outcome.RECOVERED:

@@ -9,20 +9,41 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from nodemend.domain.faults import FaultClass, Mode, Rung
+from nodemend.domain.faults import FaultClass, Mode, Rung, Verdict
 from nodemend.domain.nodes import NodeRef
+from nodemend.domain.windows import MaintenanceWindow
 
 _REPLACE = (Rung.REPLACE, Rung.HUMAN)
+_REBOOT = (Rung.REBOOT, Rung.REPLACE, Rung.HUMAN)
 _OBSERVE: tuple[Rung, ...] = ()
 
 DEFAULT_PLANS: Mapping[FaultClass, tuple[Rung, ...]] = {
     FaultClass.XID: _REPLACE,
-    FaultClass.ECC_UNCORRECTABLE: _REPLACE,
+    FaultClass.ECC_UNCORRECTABLE: _REBOOT,
     FaultClass.ROW_REMAP_FAILED: _REPLACE,
     FaultClass.GPU_LOST: _REPLACE,
     FaultClass.MANUAL: _REPLACE,
 }
-"""Fault classes that are not named are observed: reported, and no node is touched."""
+"""Fault classes that are not named are observed: reported, and no node is touched. Uncorrectable
+memory errors are what XID 48 tells: the vendor's action for it is a reset."""
+
+DEFAULT_XID_PLANS: Mapping[str, tuple[Rung, ...]] = {
+    "reset_gpu": _REBOOT,
+    "reboot_node": _REBOOT,
+    "follow_xid48": _REBOOT,
+    "replace_node": _REPLACE,
+}
+"""Plans for an XID by its action in catalogue/xid.csv. A reset means a reboot: the driver resets
+every GPU on its way up, and nothing has to run on the node for it."""
+
+DEFAULT_CODE_PLANS: Mapping[int, tuple[Rung, ...]] = {79: _REPLACE}
+"""Plans for XIDs whose action does not decide. 79, a GPU that is off the bus: the vendor's action
+is a restart of the bare metal, and a reboot of an EC2 instance is none: card and host stay under
+power. A new instance is the restart that is meant."""
+
+
+DEFAULT_HOLD_S: Mapping[Verdict, int] = {Verdict.DEGRADED: 600}
+"""Seconds by verdict; a verdict that is not named is not held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +98,40 @@ class ReplacementRate:
 
 
 @dataclass(frozen=True, slots=True)
+class BreakerLimits:
+    """When one fault on many nodes, or many nodes down, stops all new disruption."""
+
+    percent: float = 20
+    min_nodes: int = 3
+    window_s: int = 600
+    cooldown_s: int = 1800
+
+    def bound(self, desired: int) -> int:
+        """Return how many nodes with one fault open the breaker; the percentage rounds up.
+
+        Example:
+            >>> BreakerLimits().bound(8), BreakerLimits().bound(2000)
+            (3, 400)
+        """
+        return max(self.min_nodes, math.ceil(desired * self.percent / 100))
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """Bounds on what nodemend itself does."""
 
     max_unavailable: MaxUnavailable = MaxUnavailable()
     replacements: ReplacementRate = ReplacementRate()
+    breaker: BreakerLimits = BreakerLimits()
+    """The cluster's; a group's own is not looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """How many repairs of one machine may be asked for within a window; then a person is called."""
+
+    per_node: int = 3
+    window_s: int = 604_800
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +149,7 @@ class Deadlines:
     verify_s: int = 600
     drain_s: int = 1800
     replace_s: int = 2700
+    reboot_s: int = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +194,16 @@ class Policy:
     deadlines: Deadlines = Deadlines()
     hold_down_s: int = 600
     startup_grace_s: int = 1800
+    repeat_window_s: int = 604_800
+    attempts: Attempts = Attempts()
     rules: Mapping[str, RulePolicy] = field(default_factory=dict)
     exclude: tuple[str, ...] = ()
+    hold_s: Mapping[Verdict, int] = field(default_factory=lambda: DEFAULT_HOLD_S)
+    """How long a fault must have lasted before a node is touched for it, by verdict."""
+    maintenance_windows: tuple[MaintenanceWindow, ...] = ()
+    """Where there are any, new disruption starts inside them only."""
+    fatal_ignores_windows: bool = False
+    """Fatal faults, and starts by hand, need no window."""
 
     def cluster(self, name: str) -> ClusterPolicy | None:
         """Return the cluster of that name, or None if the policy does not name it."""
@@ -178,17 +237,34 @@ class Policy:
         return group.limits if group and group.limits else self.limits
 
     def plan_for(
-        self, fault_class: FaultClass, rule_id: str, labels: Mapping[str, str]
+        self,
+        fault_class: FaultClass,
+        rule_id: str,
+        labels: Mapping[str, str],
+        *,
+        code: int | None = None,
+        action: str = "",
     ) -> tuple[Rung, ...]:
-        """Return the rungs for a fault: the rule's own, else the group's, the policy's, ours."""
+        """Return the rungs for a fault: the rule's own, else the group's, the policy's, ours.
+
+        Args:
+            fault_class: the deciding fault.
+            rule_id: the rule that found it.
+            labels: the node's labels.
+            code: the XID, if it is one.
+            action: what the XID table advises for it.
+        """
         rule = self.rules.get(rule_id)
         if rule and rule.plan is not None:
             return rule.plan
         group = self.group_of(labels)
-        for plans in (group.plans if group else {}, self.plans, DEFAULT_PLANS):
+        for plans in (group.plans if group else {}, self.plans):
             if fault_class in plans:
                 return plans[fault_class]
-        return _OBSERVE
+        usual = DEFAULT_PLANS.get(fault_class, _OBSERVE)
+        if fault_class is not FaultClass.XID or code is None:
+            return usual
+        return DEFAULT_CODE_PLANS.get(code) or DEFAULT_XID_PLANS.get(action, usual)
 
     def excludes(self, node: NodeRef) -> bool:
         """Tell whether the operator took the node out, by name or instance id."""

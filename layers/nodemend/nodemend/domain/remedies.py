@@ -27,6 +27,22 @@ REMEDIES = {
     "group_unknown": "Tag the node's Auto Scaling group with kubernetes.io/cluster/<name>, or "
     "replace the node by hand.",
     "other_remediator": "Someone else is acting on the instance; look at the group's activities.",
+    "reboot_not_observed": _CORDON_STAYS + "EC2 took the reboot, and the node did not boot again: "
+    "look at the instance's status checks and console output. " + _UNCORDON,
+    "reboot_unhealthy": _CORDON_STAYS + "The node has booted again and is still sick; the reason "
+    "says of what. Repair it by hand. " + _UNCORDON,
+    "boot_id_unknown": _CORDON_STAYS
+    + "Look at the node's kubelet: it reports no boot id. "
+    + _UNCORDON,
+    "attempts_exhausted": "This machine had all the repairs that the policy allows within the "
+    "window (attempts). It takes pods again: decide whether it is to go for good, or start the "
+    "remediation by hand.",
+    "repeat_offender": "The repairs of the plan were made for this GPU already, and it is faulty "
+    "again: take the machine out for good, and tell AWS Support its instance and GPU. To repair "
+    "it once more, start the remediation by hand.",
+    "rebooted_meanwhile": _CORDON_STAYS
+    + "Somebody rebooted the node while it was being drained. Look whether it is well now; if "
+    "not, start the remediation by hand. " + _UNCORDON,
     "replacement_missing": "The instance was terminated and no new one came into service: look at "
     "the group's activities (capacity, launch template).",
     "replacement_unhealthy": "The new node is not fit: the reason says what is missing. Look at "

@@ -219,6 +219,7 @@ def findings_of(
                 gpu_index=gpu,
                 code=code,
                 summary=_summary(rule, sample, gpu, entry, code),
+                action=entry.action if entry else "",
                 evidence=Evidence(rule.id, query, sample.value, sample.at, dict(sample.labels)),
             )
         )

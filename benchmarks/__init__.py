@@ -1,0 +1,1 @@
+"""Measurements: each prints what it saw and ends with one line of JSON."""

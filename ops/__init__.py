@@ -1,0 +1,1 @@
+"""The `nodemend` command for operators: pause, resume, policy check, policy deploy."""
