@@ -16,12 +16,7 @@ from nodemend.application.steps import (
     why_mode_forbids,
 )
 from nodemend.contracts.steps import StartRepairRequest, StartRepairResult
-from nodemend.domain.capacity import (
-    AutoScalingGroup,
-    kind_of,
-    why_not_rebootable,
-    why_not_replaceable,
-)
+from nodemend.domain.capacity import AutoScalingGroup, why_not_repairable
 from nodemend.domain.cordon import is_cordoned_by
 from nodemend.domain.errors import AwsUnavailableError
 from nodemend.domain.escalation import escalate, is_on_next_rung
@@ -116,20 +111,9 @@ def _reboot(
         # It has booted since check_repair looked: the first call did arrive.
         commit(ports.step, move(incident, IncidentState.CHECKING, ports.step.clock.now()))
         return StartRepairResult(incident_id=incident.id, next="check")
-    if _is_uncordoned(incident, node):
-        return _uncordoned(incident, node, cluster, ports)
-    blocked = _why_not_now(incident, node, cluster, ports) or why_not_rebootable(
-        node, kind_of(node, is_in_group=group is not None), group
-    )
-    if blocked is not None:
-        return _give_up(incident, blocked, ports)
-    stopped = why_mode_forbids(ports.step, incident, is_cordon=False)
-    if stopped is not None:
-        return _stop(incident, stopped, ports)
-    paused = hold_lease(ports.step, incident, cover_s=wait_after(incident.waits.check_poll_s, 0))
-    held = paused or why_node_held(node)
-    if held is not None:
-        return _stop(incident, held, ports)
+    ended = _end_instead(incident, node, group, cluster, ports)
+    if ended is not None:
+        return ended
     noted = commit(ports.step, _noted_reboot(incident, node, group, ports))
     if not ports.instances.reboot(cluster_policy, noted.node.instance_id):
         # Certainly not accepted, so the note goes, and the retry of the task asks anew.
@@ -172,20 +156,9 @@ def _replace(incident: Incident, group: AutoScalingGroup, ports: RepairPorts) ->
         return _started(incident, asked, ports)  # an earlier try has asked for it
     cluster = ports.step.clusters.open(pinned_cluster(incident))
     node = observe_node(cluster, incident)
-    if _is_uncordoned(incident, node):
-        return _uncordoned(incident, node, cluster, ports)
-    blocked = _why_not_now(incident, node, cluster, ports) or why_not_replaceable(
-        node, kind_of(node, is_in_group=True), group
-    )
-    if blocked is not None:
-        return _give_up(incident, blocked, ports)
-    stopped = why_mode_forbids(ports.step, incident, is_cordon=False)
-    if stopped is not None:
-        return _stop(incident, stopped, ports)
-    paused = hold_lease(ports.step, incident, cover_s=wait_after(incident.waits.check_poll_s, 0))
-    held = paused or why_node_held(node)
-    if held is not None:
-        return _stop(incident, held, ports)
+    ended = _end_instead(incident, node, group, cluster, ports)
+    if ended is not None:
+        return ended
     if incident.repair is None:
         incident = commit(ports.step, _noted_replacement(incident, group, ports))
     ports.capacity.terminate(pinned_cluster(incident), instance_id)
@@ -206,6 +179,32 @@ def _noted_replacement(incident: Incident, group: AutoScalingGroup, ports: Repai
 
 
 # --- both ---------------------------------------------------------------------------------------
+
+
+def _end_instead(
+    incident: Incident,
+    node: Node,
+    group: AutoScalingGroup | None,
+    cluster: Cluster,
+    ports: RepairPorts,
+) -> StartRepairResult | None:
+    """Return how it ends without the rung's call, or None, with the lease held, if it may be made.
+
+    The mode and the lease come last: they are what a person changes in the meantime.
+    """
+    if _is_uncordoned(incident, node):
+        return _uncordoned(incident, node, cluster, ports)
+    blocked = _why_not_now(incident, node, cluster, ports) or why_not_repairable(
+        incident.rung, node, group
+    )
+    if blocked is not None:
+        return _give_up(incident, blocked, ports)
+    stopped = why_mode_forbids(ports.step, incident, is_cordon=False)
+    if stopped is not None:
+        return _stop(incident, stopped, ports)
+    paused = hold_lease(ports.step, incident, cover_s=wait_after(incident.waits.check_poll_s, 0))
+    held = paused or why_node_held(node)
+    return _stop(incident, held, ports) if held is not None else None
 
 
 def _why_not_now(

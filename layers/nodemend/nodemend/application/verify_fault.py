@@ -20,10 +20,10 @@ from nodemend.application.steps import (
 )
 from nodemend.contracts.events import FindingModel
 from nodemend.contracts.steps import VerifyFaultRequest, VerifyFaultResult
-from nodemend.domain.capacity import kind_of, why_not_rebootable, why_not_replaceable
+from nodemend.domain.capacity import REPAIRS, why_not_repairable
 from nodemend.domain.escalation import escalate
 from nodemend.domain.events import DetailType
-from nodemend.domain.faults import FaultKind, Mode, Rung
+from nodemend.domain.faults import FaultKind, Mode
 from nodemend.domain.findings import OCCURRENCE_VALID
 from nodemend.domain.incidents import Incident, IncidentState, Outcome, decide_end, move, record
 from nodemend.domain.ledger import ledger_key
@@ -34,8 +34,6 @@ from nodemend.domain.reasons import Reason
 from nodemend.domain.rules import Catalogue
 
 STEP = "verify_fault"
-
-_WHY_NOT = {Rung.REBOOT: why_not_rebootable, Rung.REPLACE: why_not_replaceable}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +91,10 @@ def _why_not_repairable(
 
     A later rung may be blocked now and free then; it is asked again directly before its call.
     """
-    if incident.mode is Mode.CORDON_ONLY or incident.rung not in _WHY_NOT:
+    if incident.mode is Mode.CORDON_ONLY or incident.rung not in REPAIRS:
         return None
     group = ports.capacity.group(cluster_policy, incident.group) if incident.group else None
-    kind = kind_of(node, is_in_group=group is not None)
-    return _WHY_NOT[incident.rung](node, kind, group)
+    return why_not_repairable(incident.rung, node, group)
 
 
 def _judge(

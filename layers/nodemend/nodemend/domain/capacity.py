@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from nodemend.domain.faults import Rung
 from nodemend.domain.nodes import COMPUTE_TYPE_LABEL, MANAGED_NODE_GROUP_LABEL, Node
 from nodemend.domain.reasons import Reason
 
@@ -136,3 +137,13 @@ def why_not_replaceable(
             "would not be replaced",
         )
     return _why_not_in_service(node, group)
+
+
+_WHY_NOT = {Rung.REBOOT: why_not_rebootable, Rung.REPLACE: why_not_replaceable}
+REPAIRS = frozenset(_WHY_NOT)
+"""The rungs that do something to the machine."""
+
+
+def why_not_repairable(rung: Rung, node: Node, group: AutoScalingGroup | None) -> Reason | None:
+    """Return why one of `REPAIRS` cannot work on a node of this group, or None if it can."""
+    return _WHY_NOT[rung](node, kind_of(node, is_in_group=group is not None), group)
