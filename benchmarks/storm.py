@@ -20,8 +20,9 @@ from typing import Any
 
 from nodemend.application.dispatch_incidents import dispatch_incidents
 from nodemend.contracts.dispatch import DispatchIncidentsRequest
+from nodemend.domain.dispatch import decide_dispatch
 from nodemend.domain.fleet import FleetSnapshot
-from nodemend.domain.guard import Guard, decide_dispatch, release
+from nodemend.domain.guard import Guard, release
 from nodemend.domain.incidents import Incident, IncidentState
 from nodemend.domain.policy import Limits, Policy
 from tests.unit.application.stage import CLUSTER, Stage, enforce, xid_finding

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from nodemend.domain.capacity import AutoScalingGroup
+from nodemend.domain.dispatch import Dispatch, decide_dispatch, plan_of
 from nodemend.domain.errors import InvalidInputError
 from nodemend.domain.faults import FaultClass, FaultKind, Mode, Rung, Verdict
 from nodemend.domain.findings import Evidence, Finding
 from nodemend.domain.fleet import FleetSnapshot
-from nodemend.domain.guard import Dispatch, Guard, decide_dispatch, plan_of
+from nodemend.domain.guard import Guard
 from nodemend.domain.incidents import Incident, IncidentState, Origin
 from nodemend.domain.nodes import Node, NodeRef
 from nodemend.domain.policy import (

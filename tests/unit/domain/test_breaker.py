@@ -10,20 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodemend.domain.breaker import Breaker, Sighting, Trip, next_breaker, why_trip
+from nodemend.domain.dispatch import Dispatch, decide_dispatch
 from nodemend.domain.faults import FaultClass, FaultKind, Mode, Rung, Verdict
 from nodemend.domain.findings import Finding
 from nodemend.domain.fleet import FleetSnapshot, FleetView
-from nodemend.domain.guard import (
-    MAX_SIGHTINGS,
-    Dispatch,
-    Guard,
-    Pause,
-    decide_dispatch,
-    pause,
-    release,
-    resume,
-    told,
-)
+from nodemend.domain.guard import MAX_SIGHTINGS, Guard, Pause, pause, release, resume, told
 from nodemend.domain.incidents import Incident, Outcome
 from nodemend.domain.nodes import Readiness
 from nodemend.domain.policy import BreakerLimits, Limits, MaxUnavailable, Policy, ReplacementRate

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodemend.domain.capacity import AutoScalingGroup
+from nodemend.domain.dispatch import Admitted, Dispatch, Ended, Kept, decide_dispatch
 from nodemend.domain.errors import LeaseLostError
 from nodemend.domain.faults import FaultClass, FaultKind, Mode, Rung, Verdict
 from nodemend.domain.findings import Evidence, Finding
@@ -17,13 +18,8 @@ from nodemend.domain.fleet import FleetSnapshot
 from nodemend.domain.guard import (
     FIRST_LEASE,
     MAX_SLOTS,
-    Admitted,
-    Dispatch,
-    Ended,
     Guard,
-    Kept,
     Slot,
-    decide_dispatch,
     expired_slots,
     is_lease_valid,
     release,

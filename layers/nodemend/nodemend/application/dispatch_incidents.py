@@ -28,18 +28,11 @@ from nodemend.contracts.dispatch import (
     DispatchIncidentsRequest,
     DispatchIncidentsResult,
 )
+from nodemend.domain.dispatch import Admitted, Dispatch, Ended, Kept, decide_dispatch, plan_of
 from nodemend.domain.errors import ConcurrentUpdateError, NodemendError
 from nodemend.domain.escalation import first_rung
 from nodemend.domain.events import DetailType
 from nodemend.domain.fleet import FleetSnapshot
-from nodemend.domain.guard import (
-    Admitted,
-    Dispatch,
-    Ended,
-    Kept,
-    decide_dispatch,
-    plan_of,
-)
 from nodemend.domain.incidents import (
     Incident,
     IncidentState,

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from nodemend.application.bursts import note_new
 from nodemend.application.detection import Detection, detect
 from nodemend.application.ports import (
     Announcement,
     Clock,
     DeadLetters,
     EventBus,
+    Guards,
     Incidents,
     MetricsStore,
     Outbox,
@@ -20,7 +22,12 @@ from nodemend.application.ports import (
     ScanMemory,
     Telemetry,
 )
-from nodemend.application.scan_gpu_health import REPORTED, by_node, fault_event
+from nodemend.application.scan_gpu_health import (
+    REPORTED,
+    by_node,
+    fault_event,
+    report_name,
+)
 from nodemend.contracts.alerts import (
     ReceiveAlertRequest,
     ReceiveAlertResult,
@@ -76,6 +83,7 @@ class ReceiveAlertPorts:
     policies: Policies
     bus: EventBus
     memory: ScanMemory
+    guards: Guards
     incidents: Incidents
     outbox: Outbox
     dead_letters: DeadLetters
@@ -354,11 +362,16 @@ def _announce(
                     family = ports.catalogue.rule(finding.evidence.rule_id).family
                     place = f"{finding.node_names} {finding.key}"
                     found.setdefault((cluster, family), {})[place] = finding
-    events: list[Announcement] = [
-        fault_event(family, cluster, name, findings, now, origin="alert")
-        for (cluster, family), held in found.items()
-        for name, findings in sorted(by_node(held.values()).items())
-    ]
+    events: list[Announcement] = []
+    for (cluster, family), held in found.items():
+        nodes = by_node(held.values())
+        by_report = {report_name(family, name): findings for name, findings in nodes.items()}
+        last = ports.memory.last_reports(cluster.name, by_report)
+        note_new(cluster.name, by_report, last, guards=ports.guards, now=now)
+        events.extend(
+            fault_event(family, cluster, name, findings, now, origin="alert")
+            for name, findings in sorted(nodes.items())
+        )
     lost = ports.bus.announce(events) if events else ()
     if lost:
         raise AwsUnavailableError(

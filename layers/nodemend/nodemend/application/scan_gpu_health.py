@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
+from nodemend.application.bursts import note_new
 from nodemend.application.detection import Detection, detect
 from nodemend.application.ports import (
     Announcement,
     Clock,
     EventBus,
+    Guards,
     MetricsStore,
     Policies,
     Report,
@@ -52,6 +54,7 @@ class ScanPorts:
     policies: Policies
     bus: EventBus
     memory: ScanMemory
+    guards: Guards
     telemetry: Telemetry
     catalogue: Catalogue
     clock: Clock
@@ -62,7 +65,8 @@ def scan_gpu_health(request: ScanGpuHealthRequest, *, ports: ScanPorts) -> ScanG
 
     Raises:
         PolicyInvalidError: if the deployed policy cannot be used (the scan's alarm tells).
-        AwsUnavailableError, AwsForbiddenError: if findings could not be announced or remembered.
+        AwsUnavailableError, AwsForbiddenError, ConcurrentUpdateError: if findings could not be
+            noted in the guard, announced or remembered.
     """
     now = ports.clock.now()
     policy = ports.policies.current()
@@ -81,14 +85,15 @@ def scan_gpu_health(request: ScanGpuHealthRequest, *, ports: ScanPorts) -> ScanG
         _measure(ports.telemetry, request.family, cluster, detection)
         for rule_id, why in detection.unknown.items():
             logger.warning("rule %s of %s is unknown: %s", rule_id, cluster.name, why)
-        reportable = [f for f in detection.findings if f.verdict in REPORTED]
+        reportable = by_node(f for f in detection.findings if f.verdict in REPORTED)
+        names = {name: report_name(request.family, name) for name in reportable}
+        last = ports.memory.last_reports(
+            cluster.name, [*names.values(), _blind_name(request.family)]
+        )
+        by_report = {names[name]: findings for name, findings in reportable.items()}
+        note_new(cluster.name, by_report, last, guards=ports.guards, now=now)
         announcements, reports = _news(
-            request.family,
-            cluster,
-            by_node(reportable),
-            detection.unknown,
-            memory=ports.memory,
-            now=now,
+            request.family, cluster, reportable, detection.unknown, last=last, now=now
         )
         _announce(ports.bus, ports.memory, cluster, announcements, reports)
         found += len(detection.findings)
@@ -125,26 +130,34 @@ def by_node(findings: Iterable[Finding]) -> Mapping[str, list[Finding]]:
     return nodes
 
 
+def report_name(family: Family, node: str) -> str:
+    """Return the name under which a scan remembers what it reported of a node."""
+    return f"{family}/{node}"
+
+
+def _blind_name(family: Family) -> str:
+    return f"blind/{family}"
+
+
 def _news(
     family: Family,
     cluster: ClusterPolicy,
     found: Mapping[str, list[Finding]],
     unknown: Mapping[str, Reason],
     *,
-    memory: ScanMemory,
+    last: Mapping[str, Report],
     now: datetime,
 ) -> tuple[list[tuple[str, Announcement]], dict[str, Report]]:
-    blind_name = f"blind/{family}"
-    last = memory.last_reports(cluster.name, [*(f"{family}/{n}" for n in found), blind_name])
     news: list[tuple[str, Announcement]] = []
     reports: dict[str, Report] = {}
     for name, findings in sorted(found.items()):
-        report_name = f"{family}/{name}"
+        report = report_name(family, name)
         fingerprint = _fingerprint(findings)
-        if not _is_news(last.get(report_name), fingerprint, now):
+        if not _is_news(last.get(report), fingerprint, now):
             continue
-        news.append((report_name, fault_event(family, cluster, name, findings, now)))
-        reports[report_name] = Report(fingerprint, now)
+        news.append((report, fault_event(family, cluster, name, findings, now)))
+        reports[report] = Report(fingerprint, now)
+    blind_name = _blind_name(family)
     fingerprint = " ".join(sorted(f"{rule}:{why.code}" for rule, why in unknown.items()))
     known = last.get(blind_name)
     if fingerprint != (known.fingerprint if known else ""):

@@ -5,15 +5,19 @@ decides stands in the guard item and changes with it. Running remediations and r
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from nodemend.domain.findings import Finding
 from nodemend.domain.policy import BreakerLimits
 from nodemend.domain.reasons import Reason
 
 MAX_NAMED = 50
 """Nodes that are named in the breaker's state, so that the guard item stays small."""
+
+MAX_BURSTS = 20
+"""Bursts that the guard remembers for the breaker's window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,24 @@ class Sighting:
     """When nodemend saw it first."""
     node_name: str = ""
     rule_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """One fault that one look at the metrics found on several nodes at once.
+
+    Incidents are opened one after the other, and the first wakes the dispatcher: without this it
+    would judge a storm by the first node of it.
+    """
+
+    fault: str
+    """As `Sighting.fault`."""
+    at: datetime
+    rule_id: str
+    node_names: tuple[str, ...]
+    """At most `MAX_NAMED`, as the metrics name them."""
+    more: int = 0
+    """How many further nodes had it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +126,46 @@ def why_trip(
             nodes=tuple(sorted(not_ready)[:MAX_NAMED]),
         )
     return worst
+
+
+def bursts_of(findings: Iterable[Finding], now: datetime) -> tuple[Burst, ...]:
+    """Return, for findings that are new, each fault that several nodes have at once.
+
+    What only the jobs or the exporters did is no reason to touch a node, and is left out.
+    """
+    nodes: dict[str, dict[str, str]] = {}
+    for finding in findings:
+        if finding.verdict.is_actionable and finding.node_names:
+            by_name = nodes.setdefault(finding.fault, {})
+            by_name.setdefault(finding.node_names[0], finding.evidence.rule_id)
+    bursts = []
+    for fault, by_name in sorted(nodes.items()):
+        if len(by_name) > 1:
+            names = tuple(sorted(by_name))
+            rule_id = Counter(by_name.values()).most_common(1)[0][0]
+            more = max(0, len(names) - MAX_NAMED)
+            bursts.append(Burst(fault, now, rule_id, names[:MAX_NAMED], more))
+    return tuple(bursts)
+
+
+def with_bursts(known: Iterable[Burst], new: Iterable[Burst]) -> tuple[Burst, ...]:
+    """Return the bursts with new ones; one that is noted again (a scan that died) counts once."""
+    by_kind = {(one.fault, one.node_names): one for one in (*known, *new)}
+    return tuple(sorted(by_kind.values(), key=lambda one: one.at)[-MAX_BURSTS:])
+
+
+def sightings_of_burst(burst: Burst, uid_by_name: Mapping[str, str]) -> list[Sighting]:
+    """Return the burst as sightings on the nodes that are there.
+
+    A name that means no node of the cluster leads to no disruption, and so does not count.
+    """
+    named = [(uid_by_name[name], name) for name in burst.node_names if name in uid_by_name]
+    # Those that are not named are other nodes than the named ones, and stand for themselves.
+    unnamed = [(f"{burst.at.isoformat()} {number}", "") for number in range(burst.more)]
+    return [
+        Sighting(uid, burst.fault, burst.at, name, burst.rule_id)
+        for uid, name in (*named, *unnamed)
+    ]
 
 
 def _largest_burst(sightings: list[Sighting], window: timedelta) -> dict[str, Sighting]:

@@ -74,6 +74,11 @@ class FleetView:
         self.snapshot = snapshot
         held = tuple(held)
         self._nodes = {node.ref.uid: node for node in snapshot.nodes}
+        self.uid_by_name: Mapping[str, str] = {
+            name: node.ref.uid
+            for node in snapshot.nodes
+            for name in (node.ref.instance_id, node.ref.name)
+        }
         self._out: dict[str, tuple[str, str]] = {
             node.ref.uid: (node.ref.name, snapshot.group_name(node))
             for node in snapshot.nodes

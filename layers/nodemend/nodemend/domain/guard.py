@@ -1,8 +1,8 @@
-"""The fleet guard: who may take a node out of service now, and who waits.
+"""The fleet guard: what is in flight in a cluster, and what holds it.
 
-One guard item per cluster holds what is in flight and what was started lately. The functions here
-compute the next guard from guard, fleet snapshot and waiters; the store writes it with one
-conditional put on its version (ADR 0001). So two dispatchers can never both give the last slot.
+One guard item per cluster. The functions here and in `dispatch` compute the next guard; the store
+writes it with one conditional put on its version (ADR 0001). So two dispatchers can never both give
+the last slot.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,18 +10,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from nodemend.domain.breaker import Breaker, Sighting, Trip, next_breaker, why_trip
-from nodemend.domain.capacity import IN_SERVICE
+from nodemend.domain.breaker import Breaker, Burst, Sighting, with_bursts
 from nodemend.domain.errors import LeaseLostError
-from nodemend.domain.escalation import first_rung
-from nodemend.domain.faults import Mode, Rung, Verdict
-from nodemend.domain.fleet import FleetSnapshot, FleetView
-from nodemend.domain.incidents import Incident, Outcome, has_lasted, is_stale
-from nodemend.domain.nodes import Node
+from nodemend.domain.incidents import Incident
 from nodemend.domain.policy import Policy
-from nodemend.domain.rails import why_excluded, why_node_paused, why_stand_down
 from nodemend.domain.reasons import Reason
-from nodemend.domain.windows import why_outside
 
 MAX_SLOTS = 50
 """Slots per cluster, so that the guard item stays below 10 KB and its write costs little."""
@@ -94,6 +87,8 @@ class Guard:
     """When replacements were admitted, for the last 24 hours."""
     sightings: tuple[Sighting, ...] = ()
     """Faults of incidents that were admitted within the breaker's window, oldest first."""
+    bursts: tuple[Burst, ...] = ()
+    """Faults that a scan or an alert found on several nodes at once within the breaker's window."""
     breaker: Breaker | None = None
     """None while it is closed."""
     pause: Pause | None = None
@@ -102,187 +97,32 @@ class Guard:
     """Changes that were not told yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """A waiter that got a slot."""
-
-    incident: Incident
-    node: Node
-    group: str
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A waiter that goes on waiting, and what for."""
-
-    incident: Incident
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A waiter that is closed without having been admitted."""
-
-    incident: Incident
-    outcome: Outcome
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """One decision over all waiters of a cluster."""
-
-    guard: Guard
-    admitted: tuple[Admitted, ...] = ()
-    kept: tuple[Kept, ...] = ()
-    ended: tuple[Ended, ...] = ()
-
-
-def decide_dispatch(
-    guard: Guard,
-    snapshot: FleetSnapshot,
-    waiters: Iterable[Incident],
-    policy: Policy,
-    now: datetime,
-    *,
-    knows_all: bool = True,
-) -> Dispatch:
-    """Give slots to those who may act now, most severe first.
-
-    A waiter ends here if its node is gone or another one, if the operator excluded it, if its plan
-    has no repair (then it is observed and never takes a slot), or if the breaker held it until what
-    it says was about the past.
-
-    Args:
-        guard: the guard as it was read.
-        snapshot: the fleet.
-        waiters: incidents that wait.
-        policy: what the operator allows.
-        now: the time.
-        knows_all: False if these are not all waiters of the cluster: then the breaker may open, but
-            only a look at everything closes it.
-    """
-    held = [(slot.node_uid, slot.node_name, slot.group) for slot in guard.slots.values()]
-    fleet = FleetView(snapshot, held)
-    ended: list[Ended] = []
-    able: list[tuple[Incident, Node]] = []
-    for incident in sorted(waiters, key=_urgency):
-        node = fleet.node(incident.node.uid)
-        end = _why_end(incident, node, snapshot, policy, now)
-        if end is not None:
-            ended.append(end)
-        elif node is not None:
-            able.append((incident, node))
-    current = _judged(_recent(guard, policy, now), fleet, able, policy, now, knows_all=knows_all)
-    admitted: list[Admitted] = []
-    kept: list[Kept] = []
-    for incident, node in able:
-        if _is_replay(current, incident, now):
-            ended.append(_expired(incident))
-            continue
-        wait = _why_wait(current, fleet, node, incident, policy, now)
-        if wait is not None:
-            kept.append(Kept(incident, wait))
-            continue
-        group = snapshot.group_name(node)
-        if not _holds(current, incident):
-            # Times of slots taken together must differ: each is the name of its unit of the rate.
-            taken_at = now + timedelta(microseconds=len(admitted))
-            current = _take(current, incident, node, group, policy, taken_at)
-            fleet.take(node, group)
-        # else: the last dispatcher died between the guard and the record; the slot is ours already
-        admitted.append(
-            Admitted(incident, node, group, Reason("admitted", f"{incident.fault_text}"))
-        )
-    return Dispatch(current, tuple(admitted), tuple(kept), tuple(ended))
-
-
-def _holds(guard: Guard, incident: Incident) -> bool:
+def holds(guard: Guard, incident: Incident) -> bool:
+    """Tell whether the incident has its node's slot."""
     held = guard.slots.get(incident.node.uid)
     return held is not None and held.incident_id == incident.id
 
 
-def _recent(guard: Guard, policy: Policy, now: datetime) -> Guard:
+def recent(guard: Guard, policy: Policy, now: datetime) -> Guard:
     """Return the guard without what is too old to count."""
     window = timedelta(seconds=policy.limits.breaker.window_s)
     replacements = tuple(at for at in guard.replacements if now - at < timedelta(days=1))
     sightings = tuple(one for one in guard.sightings if now - one.at <= window)
-    if (len(replacements), len(sightings)) == (len(guard.replacements), len(guard.sightings)):
-        return guard
-    return replace(guard, replacements=replacements, sightings=sightings)
+    bursts = tuple(one for one in guard.bursts if now - one.at <= window)
+    current = replace(guard, replacements=replacements, sightings=sightings, bursts=bursts)
+    return guard if current == guard else current
 
 
-def _sightings_of(incident: Incident) -> list[Sighting]:
-    return [
-        Sighting(
-            node_uid=incident.node.uid,
-            fault=finding.fault,
-            at=incident.first_seen.get(str(finding.fault_class), incident.opened_at),
-            node_name=incident.node.name,
-            rule_id=finding.evidence.rule_id,
-        )
-        for finding in incident.findings
-        if finding.verdict.is_actionable
-    ]
+def note_bursts(guard: Guard, bursts: Iterable[Burst]) -> Guard:
+    """Return the guard that knows of faults on several nodes, before any incident is opened.
+
+    The next decision judges them; nothing is admitted by a decision that has not seen them.
+    """
+    noted = with_bursts(guard.bursts, bursts)
+    return guard if noted == guard.bursts else replace(guard, bursts=noted)
 
 
-def _judged(
-    guard: Guard,
-    fleet: FleetView,
-    able: Sequence[tuple[Incident, Node]],
-    policy: Policy,
-    now: datetime,
-    *,
-    knows_all: bool,
-) -> Guard:
-    """Return the guard with the breaker as it must be now, and the event if that changed."""
-    limits = policy.limits.breaker
-    seen = [
-        sighting
-        for incident, _ in able
-        # What the breaker held until it was about the past must not hold the breaker.
-        if not (incident.waiting_for == BREAKER_OPEN and is_stale(incident, now))
-        for sighting in _sightings_of(incident)
-    ]
-    trip = why_trip(
-        [*seen, *guard.sightings],
-        fleet=fleet.uids,
-        not_ready=fleet.not_ready(now, grace=timedelta(seconds=policy.startup_grace_s)),
-        desired=fleet.desired(None),
-        limits=limits,
-    )
-    breaker = next_breaker(guard.breaker, trip, limits=limits, now=now, may_close=knows_all)
-    if breaker == guard.breaker:
-        return guard
-    changed = replace(guard, breaker=breaker)
-    if guard.breaker is None and breaker is not None:
-        return _told(
-            changed, "breaker_opened", breaker.trip.reason, now, _trip_data(breaker.trip, breaker)
-        )
-    if breaker is None and guard.breaker is not None:
-        reason = Reason(
-            "cooled_down",
-            f"the cause of {guard.breaker.opened_at:%Y-%m-%d %H:%M} UTC "
-            f"({guard.breaker.trip.reason.code}) has been gone for {limits.cooldown_s} s",
-        )
-        return _told(changed, "breaker_closed", reason, now, _trip_data(guard.breaker.trip, None))
-    return changed
-
-
-def _trip_data(trip: Trip, breaker: Breaker | None) -> dict[str, Any]:
-    return {
-        "fault": trip.fault,
-        "rule_id": trip.rule_id,
-        "count": trip.count,
-        "bound": trip.bound,
-        "desired": trip.desired,
-        "nodes": list(trip.nodes),
-        "holds_until": breaker.holds_until.isoformat() if breaker else None,
-    }
-
-
-def _told(
+def with_event(
     guard: Guard, change: str, reason: Reason, now: datetime, data: Mapping[str, Any]
 ) -> Guard:
     """Return the guard with one more event to tell; its id is that of the write that stores it."""
@@ -304,7 +144,7 @@ def pause(guard: Guard, *, by: str, why: str, now: datetime) -> Guard:
         return guard
     pausing = Pause(by, why, now)
     paused = replace(guard, pause=pausing)
-    return _told(paused, "paused", pausing.reason(), now, {"requested_by": by})
+    return with_event(paused, "paused", pausing.reason(), now, {"requested_by": by})
 
 
 def resume(guard: Guard, *, by: str, why: str, now: datetime) -> Guard:
@@ -314,228 +154,7 @@ def resume(guard: Guard, *, by: str, why: str, now: datetime) -> Guard:
     reason = Reason(
         "resumed", f"{by} ended the pause of {guard.pause.since:%Y-%m-%d %H:%M} UTC: {why}"
     )
-    return _told(replace(guard, pause=None), "resumed", reason, now, {"requested_by": by})
-
-
-def _is_replay(guard: Guard, incident: Incident, now: datetime) -> bool:
-    """What the breaker held back is not acted on later: the next scan decides from live data."""
-    is_held = guard.breaker is not None or incident.waiting_for == BREAKER_OPEN
-    return is_held and is_stale(incident, now)
-
-
-def _expired(incident: Incident) -> Ended:
-    reason = Reason(
-        "expired",
-        f"the breaker held it until its evidence was about the past: {incident.fault_text}; the "
-        "next scan decides from live data",
-    )
-    return Ended(incident, Outcome.SKIPPED, reason)
-
-
-def _urgency(incident: Incident) -> tuple[int, datetime, str]:
-    severity = incident.primary.verdict.severity if incident.primary else Verdict.FATAL.severity
-    return severity, incident.opened_at, incident.id
-
-
-def plan_of(incident: Incident, policy: Policy) -> tuple[Rung, ...]:
-    """Return the rungs that the policy has for the incident's deciding fault."""
-    rule_id = incident.primary.evidence.rule_id if incident.primary else ""
-    primary = incident.primary
-    return policy.plan_for(
-        incident.fault_class,
-        rule_id,
-        incident.node_labels,
-        code=primary.code if primary else None,
-        action=primary.action if primary else "",
-    )
-
-
-def _why_not_in_service(snapshot: FleetSnapshot, node: Node) -> Reason | None:
-    """Return why the node's group has given it up already, before it takes a slot and a rate."""
-    group = snapshot.groups.get(snapshot.group_name(node))
-    state = group.instances.get(node.ref.instance_id, IN_SERVICE) if group else IN_SERVICE
-    if group is None or state == IN_SERVICE:
-        return None
-    return Reason("other_remediator", f"{node.ref.instance_id} is {state} in {group.name}")
-
-
-def _why_end(
-    incident: Incident, node: Node | None, snapshot: FleetSnapshot, policy: Policy, now: datetime
-) -> Ended | None:
-    if node is None:
-        reason = Reason(
-            "already_gone", f"no GPU node {incident.node.name} with uid {incident.node.uid} is left"
-        )
-        return Ended(incident, Outcome.SUPERSEDED, reason)
-    if not node.ref.is_same_machine(incident.node):
-        reason = Reason("node_replaced", f"{node.ref.name} is instance {node.ref.instance_id} now")
-        return Ended(incident, Outcome.SUPERSEDED, reason)
-    off = why_stand_down(node) or _why_excluded(node, policy)
-    if off is not None:
-        return Ended(incident, Outcome.SKIPPED, off)
-    primary = incident.primary
-    if primary and not primary.verdict.is_actionable:
-        reason = Reason(
-            f"{primary.verdict}_only", f"{primary.summary}: no node is touched for that"
-        )
-        return Ended(incident, Outcome.OBSERVED, reason)
-    leaving = _why_not_in_service(snapshot, node)
-    if leaving is not None:
-        return Ended(incident, Outcome.SKIPPED, leaving)
-    plan = plan_of(incident, policy)
-    if not any(rung is not Rung.HUMAN for rung in plan):
-        reason = Reason(
-            "no_terminal_action",
-            f"the policy has no repair for {incident.fault_class}, so nothing is cordoned",
-        )
-        return Ended(incident, Outcome.OBSERVED, reason)
-    first, spent = first_rung(plan, incident, policy, now)
-    if spent is not None and not any(rung is not Rung.HUMAN for rung in plan[first:]):
-        # Nothing is cordoned: this machine has had its repairs, and a person decides now.
-        is_dry_run = policy.mode_for(node.labels) is Mode.DRY_RUN
-        return Ended(incident, Outcome.SKIPPED if is_dry_run else Outcome.NEEDS_HUMAN, spent)
-    young = _why_too_young(incident, node, policy, now)
-    return Ended(incident, Outcome.SKIPPED, young) if young else None
-
-
-def _why_excluded(node: Node, policy: Policy) -> Reason | None:
-    if policy.excludes(node.ref):
-        return Reason("excluded", f"the policy excludes {node.ref.name}")
-    return why_excluded(node)
-
-
-def _why_too_young(incident: Incident, node: Node, policy: Policy, now: datetime) -> Reason | None:
-    if incident.primary is None or node.created_at is None:
-        return None
-    age = now - node.created_at
-    if age >= timedelta(seconds=policy.startup_grace_s):
-        return None
-    return Reason(
-        "warm_up",
-        f"{node.ref.name} is {int(age.total_seconds())} s old; nodes are left alone for "
-        f"{policy.startup_grace_s} s",
-    )
-
-
-def _why_wait(
-    guard: Guard,
-    fleet: FleetView,
-    node: Node,
-    incident: Incident,
-    policy: Policy,
-    now: datetime,
-) -> Reason | None:
-    if guard.pause is not None:
-        return guard.pause.reason()
-    held = why_node_paused(node) or (guard.breaker.reason() if guard.breaker else None)
-    if held is not None:
-        return held
-    if _holds(guard, incident):
-        return None
-    early = _why_outside_windows(incident, policy, now) or _why_hold(incident, policy, now)
-    return early or _why_no_room(guard, fleet, node, incident, policy, now)
-
-
-def _why_outside_windows(incident: Incident, policy: Policy, now: datetime) -> Reason | None:
-    is_fatal = incident.primary is None or incident.primary.verdict is Verdict.FATAL
-    if is_fatal and policy.fatal_ignores_windows:
-        return None
-    why = why_outside(policy.maintenance_windows, now)
-    return Reason("maintenance_window", why) if why else None
-
-
-def _why_hold(incident: Incident, policy: Policy, now: datetime) -> Reason | None:
-    if incident.primary is None:
-        return None
-    hold_s = policy.hold_s.get(incident.primary.verdict, 0)
-    lasted_s = has_lasted(incident, now).total_seconds()
-    if lasted_s >= hold_s:
-        return None
-    return Reason(
-        "hold",
-        f"{incident.fault_class} has lasted {int(lasted_s)} s; a {incident.primary.verdict} fault "
-        f"must last {hold_s} s before a node is touched for it",
-    )
-
-
-def _why_no_room(
-    guard: Guard,
-    fleet: FleetView,
-    node: Node,
-    incident: Incident,
-    policy: Policy,
-    now: datetime,
-) -> Reason | None:
-    if node.ref.uid in guard.slots:
-        holder = guard.slots[node.ref.uid].incident_id
-        return Reason("node_busy", f"incident {holder} holds {node.ref.name}")
-    if len(guard.slots) >= MAX_SLOTS:
-        return Reason("capacity_guard", f"all {MAX_SLOTS} slots of the cluster are taken")
-    budget = _why_over_budget(fleet, node, policy)
-    if budget is not None:
-        return budget
-    if policy.mode_for(node.labels) is Mode.ENFORCE and Rung.REPLACE in plan_of(incident, policy):
-        return _why_over_rate(guard, policy, now)
-    return None
-
-
-def _why_over_budget(fleet: FleetView, node: Node, policy: Policy) -> Reason | None:
-    own_group = fleet.snapshot.group_name(node)
-    scopes: list[tuple[str, str | None, int]] = [
-        ("cluster", None, policy.limits.max_unavailable.of(fleet.desired(None)))
-    ]
-    if own_group:
-        limits = policy.limits_for(node.labels)
-        bound = limits.max_unavailable.of(fleet.desired(own_group))
-        scopes.append((f"group {own_group}", own_group, bound))
-    for name, group, bound in scopes:
-        out = fleet.count_out(group, besides=node)
-        if out + 1 > bound:
-            names = fleet.names_out(group, besides=node)
-            listed = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-            return Reason(
-                "capacity_guard",
-                f"{out} of at most {bound} nodes of the {name} are unavailable"
-                + (f" ({listed})" if names else ""),
-            )
-    return None
-
-
-def _why_over_rate(guard: Guard, policy: Policy, now: datetime) -> Reason | None:
-    rate = policy.limits.replacements
-    last_hour = sum(1 for at in guard.replacements if now - at < timedelta(hours=1))
-    for count, bound, span in (
-        (last_hour, rate.per_hour, "hour"),
-        (len(guard.replacements), rate.per_day, "day"),
-    ):
-        if count >= bound:
-            return Reason(
-                "rate_limit", f"{count} of at most {bound} replacements this {span} are used up"
-            )
-    return None
-
-
-def _take(
-    guard: Guard, incident: Incident, node: Node, group: str, policy: Policy, now: datetime
-) -> Guard:
-    slot = Slot(
-        incident_id=incident.id,
-        node_uid=node.ref.uid,
-        node_name=node.ref.name,
-        group=group,
-        taken_at=now,
-        expires_at=now + FIRST_LEASE,
-    )
-    # Marked with the time at which the slot was taken: `release` finds it by that.
-    counts = policy.mode_for(node.labels) is Mode.ENFORCE and Rung.REPLACE in plan_of(
-        incident, policy
-    )
-    return replace(
-        guard,
-        slots={**guard.slots, node.ref.uid: slot},
-        replacements=(*guard.replacements, now) if counts else guard.replacements,
-        sightings=(*guard.sightings, *_sightings_of(incident))[-MAX_SIGHTINGS:],
-    )
+    return with_event(replace(guard, pause=None), "resumed", reason, now, {"requested_by": by})
 
 
 def renew(guard: Guard, incident: Incident, *, until: datetime) -> Guard:
