@@ -21,9 +21,11 @@ from nodemend.domain.policy import (
     DEFAULT_CODE_PLANS,
     DEFAULT_PLANS,
     DEFAULT_XID_PLANS,
+    BreakerLimits,
     GroupPolicy,
     MaxUnavailable,
     Policy,
+    ReplacementRate,
 )
 from nodemend.domain.rules import Catalogue, Rule
 from nodemend.domain.windows import MaintenanceWindow
@@ -89,12 +91,18 @@ def _rules(policy: Policy) -> Iterator[str]:
 def _limits(policy: Policy) -> Iterator[str]:
     limits = policy.limits
     yield f"unavailable at once: {_bound(limits.max_unavailable)}"
-    rate = limits.replacements
-    yield f"replacements: at most {rate.per_hour} an hour and {rate.per_day} a day"
-    breaker = limits.breaker
+    yield f"replacements: {_rate(limits.replacements)}"
+    yield f"breaker: {_breaker(limits.breaker)}"
+
+
+def _rate(rate: ReplacementRate) -> str:
+    return f"at most {rate.per_hour} an hour and {rate.per_day} a day"
+
+
+def _breaker(breaker: BreakerLimits) -> str:
     opens = ", ".join(f"{breaker.bound(size)} of {size}" for size in FLEETS)
-    yield (
-        f"breaker: opens when one fault hits {opens} nodes within {breaker.window_s} s, or every "
+    return (
+        f"opens when one fault hits {opens} nodes within {breaker.window_s} s, or every "
         f"node, or when more than that many are down; closes {breaker.cooldown_s} s after the cause"
     )
 
@@ -111,6 +119,10 @@ def _group(group: GroupPolicy) -> Iterator[str]:
         yield f"{name}: mode {group.mode}: nodemend {_MODES[group.mode]}"
     if group.limits is not None:
         yield f"{name}: unavailable at once per group: {_bound(group.limits.max_unavailable)}"
+        if group.limits.replacements is not None:
+            yield f"{name}: replacements per group: {_rate(group.limits.replacements)}"
+        if group.limits.breaker is not None:
+            yield f"{name}: breaker per group: {_breaker(group.limits.breaker)}"
     for fault_class, plan in group.plans.items():
         yield f"{name}: {fault_class}: {_plan(plan)}"
 

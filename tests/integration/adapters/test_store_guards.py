@@ -11,9 +11,16 @@ import pytest
 
 from nodemend.adapters.guard_dynamodb import DynamoGuards
 from nodemend.application.ports import Guards
-from nodemend.domain.breaker import MAX_NAMED, Breaker, Sighting, Trip
+from nodemend.domain.breaker import MAX_NAMED, Breaker, Burst, Sighting, Trip
 from nodemend.domain.errors import AwsForbiddenError, AwsUnavailableError, InvalidInputError
-from nodemend.domain.guard import MAX_SIGHTINGS, Guard, GuardEvent, Pause, Slot
+from nodemend.domain.guard import (
+    MAX_SIGHTINGS,
+    Guard,
+    GuardEvent,
+    Pause,
+    Replacement,
+    Slot,
+)
 from nodemend.domain.reasons import Reason
 from tests.fakes import aws
 from tests.fakes.aws import TABLE, Wire
@@ -64,7 +71,9 @@ def test_a_cluster_without_guard_item_has_an_empty_one_of_version_zero(guards: G
 def test_a_stored_guard_comes_back_with_the_next_version(guards: Guards) -> None:
     guard = replace(
         with_slot(with_slot(Guard("train-a"), 1), 2),
-        replacements=(START, START + timedelta(microseconds=1)),
+        replacements=(Replacement(START, "a"), Replacement(START + timedelta(microseconds=1))),
+        bursts=(Burst("xid/79", START, "xid-new", ("n1", "n2"), more=3),),
+        group_breakers={"a": Breaker(START, START, Trip(Reason("x", "y"), 4, 3, 8))},
     )
     assert guards.store(guard)
     assert guards.load("train-a") == replace(guard, version=1)
@@ -137,7 +146,7 @@ def test_a_guard_of_a_later_release_is_read_and_a_broken_one_is_an_error(
 def test_a_guard_with_all_its_slots_and_a_day_of_replacements_stays_small(
     dynamo: DynamoGuards, dynamodb: Any
 ) -> None:
-    guard = replace(Guard("train-a"), replacements=(START,) * 20)
+    guard = replace(Guard("train-a"), replacements=(Replacement(START, "gpu-a"),) * 20)
     for number in range(50):
         guard = with_slot(guard, number)
     dynamo.store(guard)
@@ -150,7 +159,8 @@ def test_everything_that_a_guard_can_hold_comes_back_and_stays_small(guards: Gua
     trip = Trip(Reason("fleet_signal_suspect", "xid/79: é"), 400, 3, 2000, "xid/79", "r", names)
     guard = replace(
         Guard("train-a"),
-        replacements=(START,) * 20,
+        replacements=(Replacement(START, "gpu-a"),) * 20,
+        bursts=(Burst("xid/79", START, "xid-new", names, more=1950),),
         sightings=tuple(
             Sighting(f"uid-{number}", "xid/79", START, f"ip-{number}", "xid-new")
             for number in range(MAX_SIGHTINGS)

@@ -27,6 +27,8 @@ PAST = PastIncident(
     instance_id=MACHINE.id,
     gpu_uuids=("GPU-1", "GPU-2"),
     rungs=(Rung.REBOOT, Rung.REPLACE),
+    replacement_instance_id="i-0aaaaaaaaaaaaaaa2",
+    generation=1,
 )
 
 

@@ -22,6 +22,7 @@ from nodemend.domain.reasons import Reason
 from tests.unit.application import run
 from tests.unit.application.stage import (
     CLUSTER,
+    GROUP,
     Request,
     Stage,
     enforce,
@@ -394,6 +395,19 @@ def test_the_breaker_is_read_again_directly_before_the_cordon() -> None:
     open_breaker(stage)
     assert run.cordon(stage, request).next == "close"
     assert stage.mutations() == []
+
+
+def test_a_groups_own_breaker_holds_what_has_not_begun_in_that_group_only() -> None:
+    for group, word in ((GROUP, "wait"), ("another", "cordon")):
+        stage = Stage(policy=enforce())
+        request = stage.put(S.VERIFYING)
+        stage.metrics.answer("xid-count", samples(xid_labels(1, 79, 3)))
+        now = stage.clock.now()
+        trip = Trip(Reason("fleet_signal_suspect", "many"), 4, 4, 20)
+        own = {group: Breaker(now, now + timedelta(days=9), trip)}
+        assert stage.guards.store(replace(stage.guards.load(CLUSTER), group_breakers=own))
+
+        assert run.verify(stage, request).next == word
 
 
 def test_the_breaker_does_not_stop_what_has_begun() -> None:

@@ -204,7 +204,6 @@ def test_no_accepted_breaker_is_ever_off(breaker: dict[str, Any], desired: int) 
             {"maintenance_windows": [{"start": "01:00", "duration_s": 60, "timezone": "CEST/X"}]},
             "no time zone 'CEST/X': use an IANA name",
         ),
-        ({"groups": [{"match": {"a": "b"}, "limits": {"breaker": {}}}]}, "is not built yet"),
         ({"approval": {"before": "cordon"}}, "approval: is not built yet"),
     ],
 )
@@ -290,10 +289,26 @@ def test_what_the_design_names_and_this_version_does_not_do_is_refused_in_these_
     assert last in text
 
 
-def test_a_groups_rate_is_refused_since_nothing_would_heed_it() -> None:
-    limits = {"replacements": {"per_hour": 1}}
+def test_a_groups_own_rate_and_breaker_arrive_and_what_it_does_not_name_is_not_bound() -> None:
+    limits = {"replacements": {"per_hour": 1}, "breaker": {"percent": 50, "window_s": 900}}
+    groups = [{"match": {"a": "b"}, "limits": limits}, {"match": {"a": "c"}, "limits": {}}]
+
+    policy = parse(groups=groups)
+
+    own, other = policy.limits_for({"a": "b"}), policy.limits_for({"a": "c"})
+    assert (own.replacements, own.breaker) == (
+        ReplacementRate(1, 20),
+        BreakerLimits(50, 3, 900, 1800),
+    )
+    assert (other.replacements, other.breaker) == (None, None)
+    assert policy.longest_window_s == 900
+
+
+def test_a_wrong_limit_of_a_group_is_named() -> None:
+    limits = {"replacements": {"per_hour": -1}, "breaker": {"min_nodes": 1}}
     text = wrong(groups=[{"match": {"a": "b"}, "limits": limits}])
-    assert "groups.0.limits.replacements: is not built yet" in text
+    assert "groups.0.limits.replacements.per_hour: " in text
+    assert "groups.0.limits.breaker.min_nodes: " in text
 
 
 @pytest.mark.parametrize("rung", [rung for rung in Rung if rung not in SUPPORTED_RUNGS])

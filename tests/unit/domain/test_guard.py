@@ -19,6 +19,7 @@ from nodemend.domain.guard import (
     FIRST_LEASE,
     MAX_SLOTS,
     Guard,
+    Replacement,
     Slot,
     expired_slots,
     is_lease_valid,
@@ -124,7 +125,11 @@ def slot(number: int, group: str = "a", incident_id: str = "", **changes: Any) -
     return Slot(**(values | changes))
 
 
-def guard_with(*slots: Slot, replacements: tuple[datetime, ...] = ()) -> Guard:
+def started(*times: datetime) -> tuple[Replacement, ...]:
+    return tuple(Replacement(at, "a") for at in times)
+
+
+def guard_with(*slots: Slot, replacements: tuple[Replacement, ...] = ()) -> Guard:
     return Guard(CLUSTER, 3, {one.node_uid: one for one in slots}, replacements)
 
 
@@ -342,8 +347,7 @@ def test_replacements_per_hour_and_per_day(
     ages: list[int], per_hour: int, per_day: int, kept: str
 ) -> None:
     rate = Limits(MaxUnavailable(5, 100), ReplacementRate(per_hour, per_day))
-    past = tuple(NOW - timedelta(seconds=age) for age in ages)
-    guard = Guard(CLUSTER, replacements=past)
+    guard = Guard(CLUSTER, replacements=started(*(NOW - timedelta(seconds=age) for age in ages)))
 
     dispatch = decide(fleet([node(1)]), [waiter(1)], policy(limits=rate), guard)
 
@@ -362,16 +366,22 @@ def test_replacements_of_one_decision_count_among_each_other() -> None:
 
     assert len(dispatch.admitted) == 2
     # Each time is the name of its unit, so that a release can give back exactly its own.
-    assert dispatch.guard.replacements == (NOW, NOW + timedelta(microseconds=1))
-    assert {one.taken_at for one in dispatch.guard.slots.values()} == set(
-        dispatch.guard.replacements
+    assert dispatch.guard.replacements == (
+        Replacement(NOW, "a"),
+        Replacement(NOW + timedelta(microseconds=1), "a"),
     )
+    assert {one.taken_at for one in dispatch.guard.slots.values()} == {
+        one.at for one in dispatch.guard.replacements
+    }
 
 
 def test_what_is_older_than_a_day_is_forgotten() -> None:
-    guard = Guard(CLUSTER, replacements=(NOW - timedelta(days=2), NOW - timedelta(hours=2)))
+    guard = Guard(CLUSTER, replacements=started(NOW - timedelta(days=2), NOW - timedelta(hours=2)))
     dispatch = decide(fleet([node(1)]), [waiter(1)], policy(), guard)
-    assert dispatch.guard.replacements == (NOW - timedelta(hours=2), NOW)
+    assert dispatch.guard.replacements == (
+        *started(NOW - timedelta(hours=2)),
+        Replacement(NOW, "a"),
+    )
 
 
 @pytest.mark.parametrize("mode", [Mode.DRY_RUN, Mode.CORDON_ONLY])
@@ -541,12 +551,15 @@ def test_a_release_gives_back_this_incidents_slot_only() -> None:
 
 def test_a_release_refunds_exactly_its_own_unit_of_the_rate_where_nothing_was_replaced() -> None:
     snapshot = fleet(node(n) for n in range(1, 4))
-    guard = Guard(CLUSTER, replacements=(NOW - timedelta(minutes=5),))
+    guard = Guard(CLUSTER, replacements=started(NOW - timedelta(minutes=5)))
     guard = decide(snapshot, [waiter(1), waiter(2)], policy(), guard).guard
     assert len(guard.replacements) == 3
 
     refunded = release(guard, "inc-001", refunds=True)
-    assert refunded.replacements == (NOW - timedelta(minutes=5), guard.slots["u2"].taken_at)
+    assert [one.at for one in refunded.replacements] == [
+        NOW - timedelta(minutes=5),
+        guard.slots["u2"].taken_at,
+    ]
     assert release(guard, "inc-001").replacements == guard.replacements
     assert release(refunded, "inc-001", refunds=True) is refunded
 
@@ -696,7 +709,7 @@ def test_no_sequence_of_events_ever_exceeds_budget_or_rate(
         if new:
             guard, hour = world.guard, timedelta(hours=1)
             assert len(unavailable(guard, world.snapshot(), None, besides="")) <= limit.of(size)
-            assert sum(world.now - at < hour for at in guard.replacements) <= per_hour
+            assert sum(world.now - one.at < hour for one in guard.replacements) <= per_hour
             assert len(guard.replacements) <= 6
         for one in dispatch.admitted:
             primary = one.incident.primary

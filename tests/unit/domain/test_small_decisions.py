@@ -43,6 +43,7 @@ from nodemend.domain.policy import (
     DEFAULT_PLANS,
     DEFAULT_XID_PLANS,
     ClusterPolicy,
+    GroupLimits,
     GroupPolicy,
     Limits,
     MaxUnavailable,
@@ -194,7 +195,7 @@ def test_every_default_plan_ends_with_a_person() -> None:
 
 
 def test_the_first_group_whose_labels_all_match_binds() -> None:
-    limits = Limits(MaxUnavailable(1, 1))
+    limits = GroupLimits(MaxUnavailable(1, 1))
     both = GroupPolicy({"pool": "a", "zone": "1"}, mode=Mode.ENFORCE)
     pool = GroupPolicy({"pool": "a"}, limits=limits)
     policy = Policy(groups=(both, pool), mode=Mode.CORDON_ONLY)
@@ -204,7 +205,9 @@ def test_the_first_group_whose_labels_all_match_binds() -> None:
     assert policy.mode_for({"pool": "a", "zone": "1"}) is Mode.ENFORCE
     assert policy.mode_for({"pool": "a"}) is Mode.CORDON_ONLY
     assert policy.limits_for({"pool": "a"}) is limits
-    assert policy.limits_for({"pool": "a", "zone": "1"}) == policy.limits
+    assert policy.limits_for({"pool": "a", "zone": "1"}) == GroupLimits(
+        policy.limits.max_unavailable
+    )
 
 
 def test_clusters_by_name_with_the_deployments_defaults() -> None:

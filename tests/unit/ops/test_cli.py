@@ -244,7 +244,10 @@ clusters:
 groups:
   - match: {pool: h100}
     mode: enforce
-    limits: {max_unavailable: {count: 1, percent: 10}}
+    limits:
+      max_unavailable: {count: 1, percent: 10}
+      replacements: {per_hour: 1, per_day: 3}
+      breaker: {percent: 50}
     plans: {thermal: [replace, human]}
 plans: {hang: []}
 rules:
@@ -280,6 +283,8 @@ def test_everything_that_a_policy_says_is_explained(
         'cluster a: ws-1 in eu-central-1, series with cluster="a"',
         "nodes with pool=h100: mode enforce: nodemend cordons, drains and repairs",
         "nodes with pool=h100: unavailable at once per group: at most 1 nodes and 10 %",
+        "nodes with pool=h100: replacements per group: at most 1 an hour and 3 a day",
+        "nodes with pool=h100: breaker per group: opens when one fault hits 4 of 8, 50 of 100",
         "nodes with pool=h100: thermal: replace, then human",
         "hang: observe",
         "gpu_lost: replace, then human (built in)",

@@ -44,6 +44,8 @@ class DynamoHistory:
             "instance_id": past.instance_id,
             "gpu_uuids": list(past.gpu_uuids),
             "rungs": [str(rung) for rung in past.rungs],
+            "replacement_instance_id": past.replacement_instance_id,
+            "generation": past.generation,
             "expires_at": epoch_s(past.at + KEEP),
         }
         batch_put(
@@ -98,4 +100,6 @@ def _past(values: dict[str, Any]) -> PastIncident:
         instance_id=values["instance_id"],
         gpu_uuids=tuple(values["gpu_uuids"]),
         rungs=tuple(Rung(rung) for rung in values["rungs"]),
+        replacement_instance_id=values.get("replacement_instance_id", ""),
+        generation=int(values.get("generation", 0)),
     )

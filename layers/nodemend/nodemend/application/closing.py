@@ -14,6 +14,7 @@ from nodemend.contracts.events import NodeRefModel, PastIncidentModel
 from nodemend.domain.escalation import past_of, subjects_of
 from nodemend.domain.faults import Rung
 from nodemend.domain.guard import release
+from nodemend.domain.history import instance
 from nodemend.domain.incidents import Incident, Outcome, RepairRecord, close
 from nodemend.domain.ledger import (
     LAST_CLOSE,
@@ -86,7 +87,11 @@ def free(closed: Incident, *, now: datetime, ports: ClosingPorts) -> None:
             ports.incidents.mark_handled(closed.cluster, node, keys, since + hold)
     past = past_of(closed)
     if past is not None:
-        ports.history.remember(closed.cluster, subjects_of(closed.node, closed.gpu_uuids), past)
+        subjects = subjects_of(closed.node, closed.gpu_uuids)
+        if past.replacement_instance_id:
+            # The newcomer's own incident must find out that it is a replacement.
+            subjects = (*subjects, instance(past.replacement_instance_id))
+        ports.history.remember(closed.cluster, subjects, past)
     # The intention is noted before the call: whether an answer came, the instance may be going.
     may_be_replaced = any(repair.rung is Rung.REPLACE for repair in _repairs_of(closed))
     update_guard(

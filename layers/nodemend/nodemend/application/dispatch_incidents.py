@@ -30,7 +30,7 @@ from nodemend.contracts.dispatch import (
 )
 from nodemend.domain.dispatch import Admitted, Dispatch, Ended, Kept, decide_dispatch, plan_of
 from nodemend.domain.errors import ConcurrentUpdateError, NodemendError
-from nodemend.domain.escalation import first_rung
+from nodemend.domain.escalation import allowed_plan, first_rung
 from nodemend.domain.events import DetailType
 from nodemend.domain.fleet import FleetSnapshot
 from nodemend.domain.incidents import (
@@ -244,7 +244,7 @@ def decide_and_store(
         is_changed = bool(decided.admitted) or decided.guard != guard
         if not is_changed or ports.guards.store(decided.guard):
             tell_guard(decided.guard, guards=ports.guards, bus=ports.bus)
-            is_open = decided.guard.breaker is not None
+            is_open = decided.guard.is_breaker_open
             ports.telemetry.gauge("BreakerOpen", int(is_open), "Count", cluster=name)
             return decided, snapshot
     raise ConcurrentUpdateError(f"the guard of {name} changed {GUARD_TRIES} times in a row")
@@ -260,9 +260,9 @@ def admit(
     """Return the admitted incident with its plan and everything else that it pins."""
     incident = admission.incident
     now = ports.clock.now()
-    plan = plan_of(incident, policy)
+    plan, churn = allowed_plan(plan_of(incident, policy), incident, now)
     first, spent = first_rung(plan, incident, policy, now)
-    begun = (TimelineEntry(now, STEP, "Next Rung", spent),) if spent else ()
+    begun = tuple(TimelineEntry(now, STEP, "Next Rung", why) for why in (churn, spent) if why)
     pinned = replace(
         move(incident, IncidentState.ADMITTED, now),
         timeline=(*incident.timeline, *begun),

@@ -165,8 +165,9 @@ def why_held(
     guard = ports.guards.load(incident.cluster)
     if guard.pause is not None:
         return guard.pause.reason()
-    if is_untouched and guard.breaker is not None:
-        return guard.breaker.reason()
+    breaker = guard.breaker_over(incident.group)
+    if is_untouched and breaker is not None:
+        return breaker.reason()
     return why_node_held(node)
 
 

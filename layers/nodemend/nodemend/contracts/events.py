@@ -155,6 +155,9 @@ class PastIncidentModel(_Model):
     instance_id: str
     gpu_uuids: tuple[str, ...] = ()
     rungs: tuple[str, ...] = Field(default=(), description="Repairs that were asked for.")
+    replacement_instance_id: str = Field(
+        default="", description="The instance that took its place, if it was replaced."
+    )
 
     @classmethod
     def of(cls, past: PastIncident) -> "PastIncidentModel":
@@ -167,6 +170,7 @@ class PastIncidentModel(_Model):
             instance_id=past.instance_id,
             gpu_uuids=past.gpu_uuids,
             rungs=tuple(past.rungs),
+            replacement_instance_id=past.replacement_instance_id,
         )
 
 
@@ -218,6 +222,10 @@ class FleetGuardChanged(EventDetail):
     )
     reason: ReasonModel
     requested_by: str = Field(default="", description="Who paused or resumed.")
+    group: str = Field(
+        default="",
+        description="The Auto Scaling group whose own breaker it is; empty: the cluster's.",
+    )
     fault: str = Field(default="", description="What many nodes share: thermal, xid/79.")
     rule_id: str = Field(default="", description="The rule that found it.")
     count: int = Field(default=0, description="How many nodes.")

@@ -20,6 +20,7 @@ from nodemend.domain.policy import (
     BreakerLimits,
     ClusterPolicy,
     Deadlines,
+    GroupLimits,
     GroupPolicy,
     Limits,
     MaxUnavailable,
@@ -53,8 +54,6 @@ NOT_BUILT_YET = frozenset(
         "drain",
         "deadlines.volumes_s",
         "deadlines.drain_total_s",
-        "groups.limits.breaker",
-        "groups.limits.replacements",
     }
 )
 """Names of the design that this version does not act on. A policy that uses one is refused, with
@@ -92,6 +91,10 @@ class MaxUnavailableDocument(_Model):
     count: int = Field(default=5, ge=0, le=50)
     percent: float = Field(default=2, ge=0, le=100)
 
+    def to_domain(self) -> MaxUnavailable:
+        """Return the domain's value."""
+        return MaxUnavailable(self.count, self.percent)
+
 
 class BreakerDocument(_Model):
     """When one fault on many nodes, or many nodes down, stops all new disruption."""
@@ -101,12 +104,20 @@ class BreakerDocument(_Model):
     window_s: int = Field(default=600, ge=60, le=86_400)
     cooldown_s: int = Field(default=1800, ge=0, le=86_400)
 
+    def to_domain(self) -> BreakerLimits:
+        """Return the domain's value."""
+        return BreakerLimits(self.percent, self.min_nodes, self.window_s, self.cooldown_s)
+
 
 class ReplacementsDocument(_Model):
-    """Replacements that may start per cluster."""
+    """Replacements that may start."""
 
     per_hour: int = Field(default=4, ge=0, le=100)
     per_day: int = Field(default=20, ge=0, le=1000)
+
+    def to_domain(self) -> ReplacementRate:
+        """Return the domain's value."""
+        return ReplacementRate(self.per_hour, self.per_day)
 
 
 class LimitsDocument(_Model):
@@ -118,22 +129,27 @@ class LimitsDocument(_Model):
 
     def to_domain(self) -> Limits:
         """Return the domain's value."""
-        breaker = self.breaker
         return Limits(
-            MaxUnavailable(self.max_unavailable.count, self.max_unavailable.percent),
-            ReplacementRate(self.replacements.per_hour, self.replacements.per_day),
-            BreakerLimits(breaker.percent, breaker.min_nodes, breaker.window_s, breaker.cooldown_s),
+            self.max_unavailable.to_domain(),
+            self.replacements.to_domain(),
+            self.breaker.to_domain(),
         )
 
 
 class GroupLimitsDocument(_Model):
-    """Bounds of one group; the rate of replacements is the cluster's."""
+    """Bounds of one group, besides the cluster's own."""
 
     max_unavailable: MaxUnavailableDocument = MaxUnavailableDocument()
+    replacements: ReplacementsDocument | None = None
+    breaker: BreakerDocument | None = None
 
-    def to_domain(self) -> Limits:
+    def to_domain(self) -> GroupLimits:
         """Return the domain's value."""
-        return Limits(MaxUnavailable(self.max_unavailable.count, self.max_unavailable.percent))
+        return GroupLimits(
+            self.max_unavailable.to_domain(),
+            self.replacements.to_domain() if self.replacements else None,
+            self.breaker.to_domain() if self.breaker else None,
+        )
 
 
 class GroupDocument(_Model):

@@ -89,6 +89,7 @@ def why_trip(
     not_ready: Sequence[str],
     desired: int,
     limits: BreakerLimits,
+    group: str = "",
 ) -> Trip | None:
     """Return why the breaker must be open now, or None.
 
@@ -99,7 +100,9 @@ def why_trip(
         not_ready: names of nodes that are unhealthy and neither new, leaving nor in our own hands.
         desired: how many nodes there should be; registered ones would shrink with the losses.
         limits: the policy's bounds.
+        group: the Auto Scaling group that is judged; empty for the whole cluster.
     """
+    place = f" of group {group}" if group else ""
     bound = limits.bound(desired)
     by_fault: dict[str, list[Sighting]] = {}
     for sighting in sightings:
@@ -112,13 +115,13 @@ def why_trip(
         is_all = len(fleet) > 1 and set(fleet) <= every.keys()
         burst = every if is_all else burst
         if (is_all or len(burst) >= bound) and (worst is None or len(burst) > worst.count):
-            worst = _signal_trip(fault, burst, bound, desired, limits, is_all=is_all)
+            worst = _signal_trip(fault, burst, bound, desired, limits, place, is_all=is_all)
     if worst is None and len(not_ready) > bound:
         worst = Trip(
             reason=Reason(
                 "fleet_unhealthy",
-                f"{len(not_ready)} of {desired} nodes are not ready, more than the bound of "
-                f"{bound}: look at the network and the control plane before any node",
+                f"{len(not_ready)} of {desired} nodes{place} are not ready, more than the "
+                f"bound of {bound}: look at the network and the control plane before any node",
             ),
             count=len(not_ready),
             bound=bound,
@@ -193,6 +196,7 @@ def _signal_trip(
     bound: int,
     desired: int,
     limits: BreakerLimits,
+    place: str,
     *,
     is_all: bool,
 ) -> Trip:
@@ -200,9 +204,9 @@ def _signal_trip(
     rule_id = min(rules, key=lambda name: (-rules[name], name)) if rules else ""
     asked = f" (rule {rule_id})" if rule_id else ""
     share = (
-        "every node of the cluster"
+        f"every node{place or ' of the cluster'}"
         if is_all
-        else f"{len(burst)} of {desired} nodes within {limits.window_s} s"
+        else f"{len(burst)} of {desired} nodes{place} within {limits.window_s} s"
     )
     why = (
         "all nodes at once mean a bad query, not bad nodes"

@@ -17,7 +17,7 @@ from nodemend.domain.breaker import (
     why_trip,
 )
 from nodemend.domain.capacity import IN_SERVICE
-from nodemend.domain.escalation import first_rung
+from nodemend.domain.escalation import allowed_plan, first_rung
 from nodemend.domain.faults import Mode, Rung, Verdict
 from nodemend.domain.fleet import FleetSnapshot, FleetView
 from nodemend.domain.guard import (
@@ -26,6 +26,7 @@ from nodemend.domain.guard import (
     MAX_SIGHTINGS,
     MAX_SLOTS,
     Guard,
+    Replacement,
     Slot,
     holds,
     recent,
@@ -33,7 +34,7 @@ from nodemend.domain.guard import (
 )
 from nodemend.domain.incidents import Incident, Outcome, has_lasted, is_stale
 from nodemend.domain.nodes import Node
-from nodemend.domain.policy import Policy
+from nodemend.domain.policy import BreakerLimits, Policy
 from nodemend.domain.rails import why_excluded, why_node_paused, why_stand_down
 from nodemend.domain.reasons import Reason
 from nodemend.domain.windows import why_outside
@@ -115,14 +116,14 @@ def decide_dispatch(
     admitted: list[Admitted] = []
     kept: list[Kept] = []
     for incident, node in able:
-        if _is_replay(current, incident, now):
+        group = snapshot.group_name(node)
+        if _is_replay(current, incident, group, now):
             ended.append(_expired(incident))
             continue
         wait = _why_wait(current, fleet, node, incident, policy, now)
         if wait is not None:
             kept.append(Kept(incident, wait))
             continue
-        group = snapshot.group_name(node)
         if not holds(current, incident):
             # Times of slots taken together must differ: each is the name of its unit of the rate.
             taken_at = now + timedelta(microseconds=len(admitted))
@@ -158,8 +159,7 @@ def _judged(
     *,
     knows_all: bool,
 ) -> Guard:
-    """Return the guard with the breaker as it must be now, and the event if that changed."""
-    limits = policy.limits.breaker
+    """Return the guard with the breakers as they must be now; each change is an event."""
     seen = [
         sighting
         for incident, _ in able
@@ -168,35 +168,85 @@ def _judged(
         for sighting in _sightings_of(incident)
     ]
     bursts = [one for burst in guard.bursts for one in sightings_of_burst(burst, fleet.uid_by_name)]
+    sightings = [*seen, *guard.sightings, *bursts]
+    grace = timedelta(seconds=policy.startup_grace_s)
     trip = why_trip(
-        [*seen, *guard.sightings, *bursts],
+        sightings,
         fleet=fleet.uids,
-        not_ready=fleet.not_ready(now, grace=timedelta(seconds=policy.startup_grace_s)),
+        not_ready=fleet.not_ready(now, grace=grace),
         desired=fleet.desired(None),
-        limits=limits,
+        limits=policy.limits.breaker,
     )
-    breaker = next_breaker(guard.breaker, trip, limits=limits, now=now, may_close=knows_all)
-    if breaker == guard.breaker:
+    guard = _switched(guard, "", trip, policy.limits.breaker, now, may_close=knows_all)
+    own_limits = _limits_of_groups(fleet, policy)
+    for group in sorted(own_limits.keys() | guard.group_breakers.keys()):
+        limits = own_limits.get(group)
+        members = fleet.members(group)
+        # Under an open breaker of the cluster one more has nothing to hold and nothing to tell.
+        is_judged = guard.breaker is None or group in guard.group_breakers
+        trip = None
+        if limits and is_judged:
+            trip = why_trip(
+                [one for one in sightings if one.node_uid in members],
+                fleet=members,
+                not_ready=fleet.not_ready(now, grace=grace, group=group),
+                desired=fleet.desired(group),
+                limits=limits,
+                group=group,
+            )
+        # A group whose limits were taken out of the policy has no cause any more, and cools down.
+        limits = limits or policy.limits.breaker
+        guard = _switched(guard, group, trip, limits, now, may_close=knows_all)
+    return guard
+
+
+def _limits_of_groups(fleet: FleetView, policy: Policy) -> dict[str, BreakerLimits]:
+    """Return the breaker's limits of each Auto Scaling group that has its own, by its nodes."""
+    found: dict[str, BreakerLimits] = {}
+    if any(group.limits and group.limits.breaker for group in policy.groups):
+        for node in sorted(fleet.snapshot.nodes, key=lambda one: one.ref.name):
+            name, limits = fleet.snapshot.group_name(node), policy.limits_for(node.labels).breaker
+            if name and limits:
+                found.setdefault(name, limits)
+    return found
+
+
+def _switched(
+    guard: Guard,
+    group: str,
+    trip: Trip | None,
+    limits: BreakerLimits,
+    now: datetime,
+    *,
+    may_close: bool,
+) -> Guard:
+    """Return the guard with one breaker as it must be now; an empty group means the cluster's."""
+    before = guard.group_breakers.get(group) if group else guard.breaker
+    after = next_breaker(before, trip, limits=limits, now=now, may_close=may_close)
+    if after == before:
         return guard
-    changed = replace(guard, breaker=breaker)
-    if guard.breaker is None and breaker is not None:
-        return with_event(
-            changed, "breaker_opened", breaker.trip.reason, now, _trip_data(breaker.trip, breaker)
-        )
-    if breaker is None and guard.breaker is not None:
+    if group:
+        others = {name: one for name, one in guard.group_breakers.items() if name != group}
+        changed = replace(guard, group_breakers=others | ({group: after} if after else {}))
+    else:
+        changed = replace(guard, breaker=after)
+    if before is None and after is not None:
+        data = _trip_data(after.trip, after, group)
+        return with_event(changed, "breaker_opened", after.trip.reason, now, data)
+    if after is None and before is not None:
         reason = Reason(
             "cooled_down",
-            f"the cause of {guard.breaker.opened_at:%Y-%m-%d %H:%M} UTC "
-            f"({guard.breaker.trip.reason.code}) has been gone for {limits.cooldown_s} s",
+            f"the cause of {before.opened_at:%Y-%m-%d %H:%M} UTC ({before.trip.reason.code}) has "
+            f"been gone for {limits.cooldown_s} s",
         )
-        return with_event(
-            changed, "breaker_closed", reason, now, _trip_data(guard.breaker.trip, None)
-        )
+        data = _trip_data(before.trip, None, group)
+        return with_event(changed, "breaker_closed", reason, now, data)
     return changed
 
 
-def _trip_data(trip: Trip, breaker: Breaker | None) -> dict[str, Any]:
+def _trip_data(trip: Trip, breaker: Breaker | None, group: str) -> dict[str, Any]:
     return {
+        "group": group,
         "fault": trip.fault,
         "rule_id": trip.rule_id,
         "count": trip.count,
@@ -207,9 +257,9 @@ def _trip_data(trip: Trip, breaker: Breaker | None) -> dict[str, Any]:
     }
 
 
-def _is_replay(guard: Guard, incident: Incident, now: datetime) -> bool:
+def _is_replay(guard: Guard, incident: Incident, group: str, now: datetime) -> bool:
     """What the breaker held back is not acted on later: the next scan decides from live data."""
-    is_held = guard.breaker is not None or incident.waiting_for == BREAKER_OPEN
+    is_held = guard.breaker_over(group) is not None or incident.waiting_for == BREAKER_OPEN
     return is_held and is_stale(incident, now)
 
 
@@ -279,7 +329,9 @@ def _why_end(
             f"the policy has no repair for {incident.fault_class}, so nothing is cordoned",
         )
         return Ended(incident, Outcome.OBSERVED, reason)
+    plan, churn = allowed_plan(plan, incident, now)
     first, spent = first_rung(plan, incident, policy, now)
+    spent = spent or churn
     if spent is not None and not any(rung is not Rung.HUMAN for rung in plan[first:]):
         # Nothing is cordoned: this machine has had its repairs, and a person decides now.
         is_dry_run = policy.mode_for(node.labels) is Mode.DRY_RUN
@@ -317,7 +369,8 @@ def _why_wait(
 ) -> Reason | None:
     if guard.pause is not None:
         return guard.pause.reason()
-    held = why_node_paused(node) or (guard.breaker.reason() if guard.breaker else None)
+    breaker = guard.breaker_over(fleet.snapshot.group_name(node))
+    held = why_node_paused(node) or (breaker.reason() if breaker else None)
     if held is not None:
         return held
     if holds(guard, incident):
@@ -365,7 +418,7 @@ def _why_no_room(
     if budget is not None:
         return budget
     if policy.mode_for(node.labels) is Mode.ENFORCE and Rung.REPLACE in plan_of(incident, policy):
-        return _why_over_rate(guard, policy, now)
+        return _why_over_rate(guard, fleet.snapshot.group_name(node), node, policy, now)
     return None
 
 
@@ -391,17 +444,25 @@ def _why_over_budget(fleet: FleetView, node: Node, policy: Policy) -> Reason | N
     return None
 
 
-def _why_over_rate(guard: Guard, policy: Policy, now: datetime) -> Reason | None:
-    rate = policy.limits.replacements
-    last_hour = sum(1 for at in guard.replacements if now - at < timedelta(hours=1))
-    for count, bound, span in (
-        (last_hour, rate.per_hour, "hour"),
-        (len(guard.replacements), rate.per_day, "day"),
-    ):
-        if count >= bound:
-            return Reason(
-                "rate_limit", f"{count} of at most {bound} replacements this {span} are used up"
-            )
+def _why_over_rate(
+    guard: Guard, group: str, node: Node, policy: Policy, now: datetime
+) -> Reason | None:
+    own = policy.limits_for(node.labels).replacements if group else None
+    scopes = [("", policy.limits.replacements, guard.replacements)]
+    if own is not None:
+        in_group = tuple(one for one in guard.replacements if one.group == group)
+        scopes.append((f" of group {group}", own, in_group))
+    for place, rate, started in scopes:
+        last_hour = sum(1 for one in started if now - one.at < timedelta(hours=1))
+        for count, bound, span in (
+            (last_hour, rate.per_hour, "hour"),
+            (len(started), rate.per_day, "day"),
+        ):
+            if count >= bound:
+                return Reason(
+                    "rate_limit",
+                    f"{count} of at most {bound} replacements{place} this {span} are used up",
+                )
     return None
 
 
@@ -423,6 +484,8 @@ def _take(
     return replace(
         guard,
         slots={**guard.slots, node.ref.uid: slot},
-        replacements=(*guard.replacements, now) if counts else guard.replacements,
+        replacements=(*guard.replacements, Replacement(now, group))
+        if counts
+        else guard.replacements,
         sightings=(*guard.sightings, *_sightings_of(incident))[-MAX_SIGHTINGS:],
     )

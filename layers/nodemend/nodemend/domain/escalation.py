@@ -12,7 +12,15 @@ from datetime import datetime, timedelta
 
 from nodemend.domain.events import DetailType
 from nodemend.domain.faults import Rung
-from nodemend.domain.history import PastIncident, Subject, attempts_of, gpu, instance, tried
+from nodemend.domain.history import (
+    PastIncident,
+    Subject,
+    attempts_of,
+    generation_of,
+    gpu,
+    instance,
+    tried,
+)
 from nodemend.domain.incidents import (
     Incident,
     IncidentState,
@@ -24,6 +32,12 @@ from nodemend.domain.incidents import (
 from nodemend.domain.nodes import NodeRef
 from nodemend.domain.policy import Policy
 from nodemend.domain.reasons import Reason
+
+CHURN_WINDOW = timedelta(hours=24)
+"""Replacements further apart than this are not in a row; a day, as the daily rate counts."""
+
+MAX_REPLACEMENTS_OF_REPLACEMENTS = 1
+"""Of a replacement that is sick itself one more is made (case R50)."""
 
 LADDER_STATES = frozenset(
     {IncidentState.REPAIRING, IncidentState.CHECKING, IncidentState.VALIDATING}
@@ -120,14 +134,40 @@ def past_of(closed: Incident) -> PastIncident | None:
     if not is_told or closed.outcome is None:
         return None
     code = closed.primary.code if closed.primary else None
+    at = closed.closed_at or closed.state_since
+    replacement = closed.repair.replacement_instance_id if closed.repair else ""
+    earlier = generation_of(closed.history, closed.node.instance_id, at - CHURN_WINDOW)
     return PastIncident(
         incident_id=closed.id,
-        at=closed.closed_at or closed.state_since,
+        at=at,
         fault=f"{closed.fault_class} {code}" if code is not None else str(closed.fault_class),
         outcome=str(closed.outcome),
         instance_id=closed.node.instance_id,
         gpu_uuids=closed.gpu_uuids,
         rungs=closed.rungs_asked,
+        replacement_instance_id=replacement,
+        generation=earlier + 1 if replacement else 0,
+    )
+
+
+def allowed_plan(
+    plan: tuple[Rung, ...], incident: Incident, now: datetime
+) -> tuple[tuple[Rung, ...], Reason | None]:
+    """Return the plan without a replacement of a replacement of a replacement, and why.
+
+    What goes wrong three times in a row in one place is not the machine: the image, the group or
+    the judgement is (case R50). A person who asks by hand has looked.
+    """
+    if incident.primary is None or Rung.REPLACE not in plan:
+        return plan, None
+    made = generation_of(incident.history, incident.node.instance_id, now - CHURN_WINDOW)
+    if made <= MAX_REPLACEMENTS_OF_REPLACEMENTS:
+        return plan, None
+    hours = int(CHURN_WINDOW.total_seconds()) // 3600
+    return tuple(rung for rung in plan if rung is not Rung.REPLACE), Reason(
+        "replacement_of_replacement",
+        f"{incident.node.name} is replacement number {made} in a row within {hours} h: a new "
+        "instance does not help here",
     )
 
 
@@ -142,6 +182,7 @@ def offence_of(history: Sequence[PastIncident]) -> Reason:
     told = "; ".join(
         f"{past.at.date()} {past.fault} {past.outcome}"
         + (f" after {', '.join(past.rungs)}" if past.rungs else "")
+        + (f" by {past.replacement_instance_id}" if past.replacement_instance_id else "")
         for past in history
     )
     return Reason("repeat_offender", f"{len(history)} earlier incidents are known: {told}")

@@ -118,6 +118,11 @@ class FleetView:
         """Return a node by UID."""
         return self._nodes.get(uid)
 
+    def members(self, group: str) -> frozenset[str]:
+        """Return the UIDs of a group's nodes."""
+        nodes = self._nodes.values()
+        return frozenset(n.ref.uid for n in nodes if self.snapshot.group_name(n) == group)
+
     def desired(self, group: str | None) -> int:
         """Return how many nodes there should be, as `FleetSnapshot.desired` does."""
         if group not in self._desired:
@@ -153,7 +158,7 @@ class FleetView:
         ]
         return [*(name for name, uid in first if uid != besides.ref.uid), *gaps][:6]
 
-    def not_ready(self, now: datetime, *, grace: timedelta) -> list[str]:
+    def not_ready(self, now: datetime, *, grace: timedelta, group: str | None = None) -> list[str]:
         """Return nodes that are down, but for those that start, leave, or are in somebody's hands.
 
         A network blip does not cordon: who cordoned a node knows of it, and the budget counts it.
@@ -162,6 +167,7 @@ class FleetView:
             node.ref.name
             for node in self._nodes.values()
             if not node.is_ready
+            and group in (None, self.snapshot.group_name(node))
             and not node.is_deleting
             and not node.is_unschedulable
             and node.ref.uid not in self._held

@@ -76,6 +76,14 @@ class GuardEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class Replacement:
+    """One unit of the replacement rate; its time is the name by which a release gives it back."""
+
+    at: datetime
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Guard:
     """The guard item of one cluster."""
 
@@ -83,18 +91,29 @@ class Guard:
     version: int = 0
     slots: Mapping[str, Slot] = field(default_factory=dict)
     """By node UID."""
-    replacements: tuple[datetime, ...] = ()
-    """When replacements were admitted, for the last 24 hours."""
+    replacements: tuple[Replacement, ...] = ()
+    """Replacements that were admitted in the last 24 hours."""
     sightings: tuple[Sighting, ...] = ()
     """Faults of incidents that were admitted within the breaker's window, oldest first."""
     bursts: tuple[Burst, ...] = ()
     """Faults that a scan or an alert found on several nodes at once within the breaker's window."""
     breaker: Breaker | None = None
-    """None while it is closed."""
+    """The cluster's; None while it is closed."""
+    group_breakers: Mapping[str, Breaker] = field(default_factory=dict)
+    """Open breakers of Auto Scaling groups that have one of their own."""
     pause: Pause | None = None
     """None while the cluster is not paused."""
     events: tuple[GuardEvent, ...] = ()
     """Changes that were not told yet."""
+
+    @property
+    def is_breaker_open(self) -> bool:
+        """True if the cluster's breaker or a group's is open."""
+        return self.breaker is not None or bool(self.group_breakers)
+
+    def breaker_over(self, group: str) -> Breaker | None:
+        """Return the open breaker that holds the nodes of a group; the cluster's goes first."""
+        return self.breaker or self.group_breakers.get(group)
 
 
 def holds(guard: Guard, incident: Incident) -> bool:
@@ -105,8 +124,8 @@ def holds(guard: Guard, incident: Incident) -> bool:
 
 def recent(guard: Guard, policy: Policy, now: datetime) -> Guard:
     """Return the guard without what is too old to count."""
-    window = timedelta(seconds=policy.limits.breaker.window_s)
-    replacements = tuple(at for at in guard.replacements if now - at < timedelta(days=1))
+    window = timedelta(seconds=policy.longest_window_s)
+    replacements = tuple(one for one in guard.replacements if now - one.at < timedelta(days=1))
     sightings = tuple(one for one in guard.sightings if now - one.at <= window)
     bursts = tuple(one for one in guard.bursts if now - one.at <= window)
     current = replace(guard, replacements=replacements, sightings=sightings, bursts=bursts)
@@ -126,7 +145,8 @@ def with_event(
     guard: Guard, change: str, reason: Reason, now: datetime, data: Mapping[str, Any]
 ) -> Guard:
     """Return the guard with one more event to tell; its id is that of the write that stores it."""
-    event_id = f"guard-{guard.cluster}-{guard.version + 1:06d}-{change.replace('_', '-')}"
+    words = [change.replace("_", "-"), *([data["group"]] if data.get("group") else [])]
+    event_id = "-".join(["guard", guard.cluster, f"{guard.version + 1:06d}", *words])
     event = GuardEvent(event_id, now, change, reason, data)
     return replace(guard, events=(*guard.events, event))
 
@@ -185,7 +205,7 @@ def release(guard: Guard, incident_id: str, *, refunds: bool = False) -> Guard:
     return replace(
         guard,
         slots={uid: slot for uid, slot in guard.slots.items() if slot not in mine},
-        replacements=tuple(at for at in guard.replacements if at not in returned),
+        replacements=tuple(one for one in guard.replacements if one.at not in returned),
     )
 
 

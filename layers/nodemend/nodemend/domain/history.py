@@ -35,6 +35,11 @@ class PastIncident:
     gpu_uuids: tuple[str, ...] = ()
     rungs: tuple[Rung, ...] = ()
     """Repairs that were asked for, in order; empty if it ended before any."""
+    replacement_instance_id: str = ""
+    """The instance that took this one's place; the entry stands in its record too."""
+    generation: int = 0
+    """How many replacements in a row that one stands for: 1 took the place of a node that was no
+    replacement itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,18 @@ def merged(records: Iterable[Sequence[PastIncident]]) -> tuple[PastIncident, ...
     by_id = {entry.incident_id: entry for record in records for entry in record}
     newest = sorted(by_id.values(), key=lambda entry: (entry.at, entry.incident_id), reverse=True)
     return tuple(newest[:REPORTED])
+
+
+def generation_of(record: Iterable[PastIncident], instance_id: str, since: datetime) -> int:
+    """Return how many replacements in a row made this instance since then; 0 if none did."""
+    return max(
+        (
+            entry.generation
+            for entry in record
+            if instance_id and entry.replacement_instance_id == instance_id and entry.at >= since
+        ),
+        default=0,
+    )
 
 
 def attempts_of(record: Iterable[PastIncident], instance_id: str, since: datetime) -> int:

@@ -91,7 +91,7 @@ class MaxUnavailable:
 
 @dataclass(frozen=True, slots=True)
 class ReplacementRate:
-    """How many replacements may start per hour and per day, per cluster."""
+    """How many replacements may start per hour and per day, in a cluster or a group."""
 
     per_hour: int = 4
     per_day: int = 20
@@ -123,7 +123,17 @@ class Limits:
     max_unavailable: MaxUnavailable = MaxUnavailable()
     replacements: ReplacementRate = ReplacementRate()
     breaker: BreakerLimits = BreakerLimits()
-    """The cluster's; a group's own is not looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    """Bounds that bind in an Auto Scaling group besides the cluster's own."""
+
+    max_unavailable: MaxUnavailable = MaxUnavailable()
+    replacements: ReplacementRate | None = None
+    """None: only the cluster's rate binds."""
+    breaker: BreakerLimits | None = None
+    """None: only the cluster's breaker holds its nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +168,7 @@ class GroupPolicy:
 
     match: Mapping[str, str]
     mode: Mode | None = None
-    limits: Limits | None = None
+    limits: GroupLimits | None = None
     plans: Mapping[FaultClass, tuple[Rung, ...]] = field(default_factory=dict)
 
 
@@ -231,10 +241,16 @@ class Policy:
         group = self.group_of(labels)
         return group.mode if group and group.mode else self.mode
 
-    def limits_for(self, labels: Mapping[str, str]) -> Limits:
+    def limits_for(self, labels: Mapping[str, str]) -> GroupLimits:
         """Return the limits of the node's group (the cluster's own bind besides)."""
         group = self.group_of(labels)
-        return group.limits if group and group.limits else self.limits
+        return group.limits if group and group.limits else GroupLimits(self.limits.max_unavailable)
+
+    @property
+    def longest_window_s(self) -> int:
+        """The longest window of any breaker: what is older counts for none."""
+        groups = [group.limits.breaker for group in self.groups if group.limits]
+        return max(one.window_s for one in (self.limits.breaker, *groups) if one)
 
     def plan_for(
         self,

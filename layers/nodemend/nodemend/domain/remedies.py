@@ -37,6 +37,9 @@ REMEDIES = {
     "attempts_exhausted": "This machine had all the repairs that the policy allows within the "
     "window (attempts). It takes pods again: decide whether it is to go for good, or start the "
     "remediation by hand.",
+    "replacement_of_replacement": "The last replacements in this place fell sick one after the "
+    "other. Look at what they share: image, driver, launch template, placement, or the rule that "
+    "found them. To replace it once more, start the remediation by hand.",
     "repeat_offender": "The repairs of the plan were made for this GPU already, and it is faulty "
     "again: take the machine out for good, and tell AWS Support its instance and GPU. To repair "
     "it once more, start the remediation by hand.",
