@@ -221,3 +221,14 @@ def test_what_the_groups_breaker_held_until_it_is_past_is_not_replayed() -> None
 
     assert {one.reason.code for one in later.ended} == {"expired"}
     assert later.admitted == ()
+
+
+def test_what_is_past_before_it_was_told_of_its_groups_breaker_is_not_replayed_either() -> None:
+    policy = rules(breaker=BreakerLimits())
+    opened = replace(decide(policy, sick([1, 2, 3, 4])).guard, events=())
+    [old] = [replace(one, last_seen=NOW - timedelta(hours=1)) for one in sick([5])]
+    old = replace(old, opened_at=NOW - timedelta(hours=1), first_seen={})
+
+    dispatch = decide(policy, [old], opened, now=NOW + timedelta(minutes=16))
+
+    assert [one.reason.code for one in dispatch.ended] == ["expired"]
