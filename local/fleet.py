@@ -11,7 +11,7 @@ from collections.abc import Callable
 from local.amp.exporter import GpuFleet
 from local.amp.exporter import Pod as GpuPod
 from local.aws.autoscaling import CapacityModel
-from local.aws.autoscaling_types import CapacityHooks, Instance, Timing
+from local.aws.autoscaling_types import CapacityHooks, Instance, InstanceRefresh, Timing
 from local.calls import CallLog, FaultPlan
 from local.kubernetes import Authenticator, KubernetesEmulator, Rbac, Timings
 from local.scenario import Cluster, Group
@@ -107,6 +107,8 @@ class SceneFleet:
         )
         if group.suspended:
             self.capacity.suspend(group.name, group.suspended)
+        if group.instance_refresh:
+            self.capacity.set_refreshes(group.name, [InstanceRefresh("refresh-1")])
         # Nodes and pods are as old as the scenario says: the emulator's clock runs late meanwhile.
         self._age_s = group.age_s
         for index, instance in enumerate(self.capacity.members(group.name)):

@@ -82,6 +82,12 @@ class Group(_Model):
         default=1, ge=0, description="From the Ready node to its allocatable GPUs."
     )
     suspended: tuple[str, ...] = Field(default=(), description="Suspended Auto Scaling processes.")
+    instance_refresh: bool = Field(
+        default=False, description="True: somebody's instance refresh of the group is running."
+    )
+    node_repair: bool = Field(
+        default=False, description="True: EKS's own node repair is on for a managed node group."
+    )
     reboot_s: float = Field(
         default=1, ge=0, description="How long a node is down that reboots; then see gpus_delay_s."
     )

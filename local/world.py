@@ -138,6 +138,11 @@ class World:
         self._exits.callback(self.stack.stop)
         kubernetes = self.fleet.kubernetes
         self.stack.register_cluster(self._scenario.cluster.name, kubernetes.url, kubernetes.ca_pem)
+        for group in self._scenario.cluster.groups:
+            if group.kind == "managed_node_group":
+                self.stack.eks.register_node_group(
+                    self._scenario.cluster.name, group.name, node_repair=group.node_repair
+                )
         self.stack.deploy_policy(yaml.safe_dump(self._scenario.full_policy))
         self.amp.wait_until_scraped()
         if not self._scenario.scans:

@@ -78,21 +78,47 @@ class EksService:
     def __init__(self, front: Front) -> None:
         self._front = front
         self._clusters: dict[str, Cluster] = {}
-        front.route("eks", self.handle, frozenset({"DescribeCluster", "ListClusters"}))
+        self._node_groups: dict[tuple[str, str], dict[str, object]] = {}
+        served = {"DescribeCluster", "DescribeNodegroup", "ListClusters", "ListNodegroups"}
+        front.route("eks", self.handle, frozenset(served))
 
     def register(self, name: str, endpoint: str, ca_pem: str, version: str = "1.33") -> None:
         """Make a cluster known; a second registration replaces the first."""
         self._clusters[name] = Cluster(name, endpoint, ca_pem, version, time.time())
 
+    def register_node_group(
+        self, cluster: str, name: str, *, status: str = "ACTIVE", node_repair: bool = False
+    ) -> None:
+        """Make a managed node group known; a second registration replaces the first."""
+        self._node_groups[cluster, name] = {
+            "nodegroupName": name,
+            "clusterName": cluster,
+            "status": status,
+            "nodeRepairConfig": {"enabled": node_repair},
+        }
+
     def handle(self, request: AwsRequest) -> Response:
-        """Serve DescribeCluster and ListClusters."""
+        """Serve what a cluster and its node groups are."""
         if request.action == "ListClusters":
             return json_response({"clusters": sorted(self._clusters)})
+        if request.action in ("DescribeNodegroup", "ListNodegroups"):
+            return self._node_group(request)
         cluster = self._clusters.get(request.target)
         if cluster is None:
             message = f"No cluster found for name: {request.target}."
             return error_response(request, 404, "ResourceNotFoundException", message)
         return json_response({"cluster": self._describe(cluster)})
+
+    def _node_group(self, request: AwsRequest) -> Response:
+        parts = request.path.strip("/").split("/")
+        if request.action == "ListNodegroups":
+            names = sorted(name for cluster, name in self._node_groups if cluster == parts[1])
+            return json_response({"nodegroups": names})
+        found = self._node_groups.get((parts[1], parts[3]))
+        if found is None:
+            message = f"No node group found for name: {parts[3]}."
+            return error_response(request, 404, "ResourceNotFoundException", message)
+        return json_response({"nodegroup": found})
 
     def _describe(self, cluster: Cluster) -> dict[str, object]:
         account, region = self._front.account_id, self._front.region

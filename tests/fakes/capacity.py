@@ -23,6 +23,8 @@ class FakeCapacity:
         self.faults = Faults()
         self._groups: dict[str, dict[str, AutoScalingGroup]] = {}
         self._outside: set[str] = set()
+        self.other: dict[str, str] = {}
+        """What somebody else does to a group, by its name."""
         self._launch_problems: dict[str, list[tuple[datetime, str]]] = {}
 
     @property
@@ -86,6 +88,11 @@ class FakeCapacity:
     def group(self, cluster: ClusterPolicy, name: str) -> AutoScalingGroup | None:
         """Return one group, or None."""
         return self.faults.run("group", name, lambda: self._groups.get(cluster.name, {}).get(name))
+
+    def other_work(self, cluster: ClusterPolicy, group: AutoScalingGroup) -> str:
+        """Return what a test says that somebody else does."""
+        del cluster
+        return self.faults.run("other_work", group.name, lambda: self.other.get(group.name, ""))
 
     def terminate(self, cluster: ClusterPolicy, instance_id: str) -> None:
         """Put the instance into Terminating; one that is going or gone is as good."""

@@ -7,11 +7,18 @@ from typing import Any, Protocol
 
 import boto3
 import pytest
+from botocore.stub import Stubber
 
 from local.aws.autoscaling_core import Effect
 from local.aws.autoscaling_model import CapacityModel
 from local.aws.autoscaling_server import CapacityServer
-from local.aws.autoscaling_types import AwsAnswerError, Lifecycle, Shortage, Timing
+from local.aws.autoscaling_types import (
+    AwsAnswerError,
+    InstanceRefresh,
+    Lifecycle,
+    Shortage,
+    Timing,
+)
 from local.aws.autoscaling_wire import Behaviour
 from nodemend.adapters.capacity_asg import AutoScalingCapacity
 from nodemend.application.ports import Capacity
@@ -255,6 +262,95 @@ def test_managed_node_group_is_found_by_its_own_tag(emulated):
     emulated.model.add_group("mng", desired=1, tags={"eks:cluster-name": "gpu-prod"})
     emulated.model.add_group("both", desired=1, cluster="gpu-prod", nodegroup="gpu")
     assert set(emulated.capacity.fleet(POLICY).groups) == {"both", "mng"}
+
+
+@pytest.mark.parametrize(
+    ("status", "is_told"),
+    [
+        ("Pending", True),
+        ("InProgress", True),
+        ("Cancelling", True),
+        ("RollbackInProgress", True),
+        ("Successful", False),
+        ("Failed", False),
+        ("Cancelled", False),
+        ("RollbackSuccessful", False),
+    ],
+)
+def test_a_refresh_that_is_running_is_somebody_elses_work(emulated, status, is_told):
+    emulated.add_group("gpu-a", 1)
+    emulated.model.set_refreshes("gpu-a", [InstanceRefresh("r-1", status)])
+    group = emulated.capacity.group(POLICY, "gpu-a")
+    told = emulated.capacity.other_work(POLICY, group)
+    assert told == (f"instance refresh r-1 of group gpu-a is {status}" if is_told else "")
+
+
+def test_a_group_that_is_gone_has_no_refresh(emulated):
+    assert emulated.capacity.other_work(POLICY, AutoScalingGroup("gone", 1, 0, 1)) == ""
+
+
+def test_a_denied_look_at_refreshes_names_the_action(emulated):
+    emulated.add_group("gpu-a", 1)
+    group = emulated.capacity.group(POLICY, "gpu-a")
+    emulated.server.autoscaling.denied.add("DescribeInstanceRefreshes")
+    with pytest.raises(AwsForbiddenError, match="autoscaling:DescribeInstanceRefreshes"):
+        emulated.capacity.other_work(POLICY, group)
+
+
+@pytest.fixture
+def eks(emulated: EmulatorStage, session: boto3.Session, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """EKS's answers, checked against the service's own model."""
+    client = session.client("eks", region_name="us-east-1")
+    make = session.client
+    monkeypatch.setattr(
+        session, "client", lambda name, **more: client if name == "eks" else make(name, **more)
+    )
+    with Stubber(client) as stubber:
+        yield stubber
+
+
+@pytest.mark.parametrize(
+    ("node_group", "told"),
+    [
+        ({"status": "ACTIVE"}, ""),
+        ({"status": "ACTIVE", "nodeRepairConfig": {"enabled": False}}, ""),
+        ({"status": "DEGRADED"}, ""),
+        ({"status": "UPDATING"}, "node group gpu is UPDATING"),
+        ({"status": "DELETING"}, "node group gpu is DELETING"),
+        (
+            {"status": "ACTIVE", "nodeRepairConfig": {"enabled": True}},
+            "node repair of node group gpu is enabled",
+        ),
+    ],
+)
+def test_what_eks_does_with_a_managed_node_group_is_somebody_elses_work(
+    emulated, eks, node_group, told
+):
+    emulated.model.add_group("asg-1", desired=1, cluster="gpu-prod", nodegroup="gpu")
+    group = emulated.capacity.group(POLICY, "asg-1")
+    eks.add_response(
+        "describe_nodegroup",
+        {"nodegroup": node_group},
+        {"clusterName": "gpu-prod", "nodegroupName": "gpu"},
+    )
+    answer = emulated.capacity.other_work(POLICY, group)
+    assert answer.startswith(told)
+    assert bool(answer) is bool(told)
+
+
+def test_a_node_group_that_eks_has_deleted_takes_its_instances_along(emulated, eks):
+    emulated.model.add_group("asg-1", desired=1, cluster="gpu-prod", nodegroup="gpu")
+    group = emulated.capacity.group(POLICY, "asg-1")
+    eks.add_client_error("describe_nodegroup", "ResourceNotFoundException")
+    assert "node group gpu is gone" in emulated.capacity.other_work(POLICY, group)
+
+
+def test_a_denied_look_at_the_node_group_names_the_action(emulated, eks):
+    emulated.model.add_group("asg-1", desired=1, cluster="gpu-prod", nodegroup="gpu")
+    group = emulated.capacity.group(POLICY, "asg-1")
+    eks.add_client_error("describe_nodegroup", "AccessDeniedException", "no", 403)
+    with pytest.raises(AwsForbiddenError, match="eks:DescribeNodegroup"):
+        emulated.capacity.other_work(POLICY, group)
 
 
 def test_fleet_of_many_groups_is_read_to_the_last_page(emulated):

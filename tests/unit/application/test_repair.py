@@ -226,6 +226,17 @@ def test_what_a_drain_leaves_on_the_node_does_not_keep_it_from_being_replaced() 
     assert run.start(stage, request).next == "check"
 
 
+def test_work_on_the_whole_group_that_began_after_the_drain_is_not_cut_across() -> None:
+    stage, request = repairing()
+    stage.capacity.other[GROUP] = "node group gpu is UPDATING"
+
+    assert run.start(stage, request).next == "close"
+
+    outcome, reason = verdict_of(stage, request)
+    assert (outcome, reason.code) == (Outcome.NEEDS_HUMAN, "other_remediator")
+    assert stage.mutations() == []
+
+
 @pytest.mark.parametrize(
     "change",
     [

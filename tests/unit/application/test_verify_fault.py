@@ -511,6 +511,17 @@ def test_an_instance_that_leaves_its_group_is_somebody_elses_business() -> None:
     )
 
 
+def test_a_group_that_somebody_else_works_on_is_left_to_them() -> None:
+    stage, request = verifying()
+    stage.metrics.answer("xid-count", samples(xid_labels(1, 79, 3)))
+    stage.capacity.other[GROUP] = "instance refresh r-1 of group gpu-a is InProgress"
+
+    reason = ends(stage, request, Outcome.SKIPPED, "other_remediator")
+
+    assert reason.text == "instance refresh r-1 of group gpu-a is InProgress"
+    assert stage.mutations() == []
+
+
 @pytest.mark.parametrize(
     ("labels", "group", "code"),
     [

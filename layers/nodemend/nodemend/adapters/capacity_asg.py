@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _BUSY = frozenset({"ScalingActivityInProgress", "ResourceContention"})
 _LEAVING_STATES = ("Terminating", "Terminated")
+_REFRESHING = frozenset({"Pending", "InProgress", "Cancelling", "RollbackInProgress"})
 _GONE_EC2_STATES = frozenset({"shutting-down", "terminated"})
 _LAUNCH = "Launching a new EC2 instance"
 """How the description of a launch begins; that of a termination begins "Terminating EC2"."""
@@ -66,6 +67,49 @@ class AutoScalingCapacity:
             paginator = self._client(cluster).get_paginator("describe_auto_scaling_groups")
             for page in paginator.paginate(**selection):
                 yield from map(_group_of, page["AutoScalingGroups"])
+
+    def other_work(self, cluster: ClusterPolicy, group: AutoScalingGroup) -> str:
+        """Return what somebody else does to the group's nodes: a refresh, an update, node repair.
+
+        A managed node group is known by EKS's own tag on its Auto Scaling group.
+        """
+        with translating("autoscaling:DescribeInstanceRefreshes"):
+            try:
+                # Newest first: one that runs is among the first.
+                refreshes = self._client(cluster).describe_instance_refreshes(
+                    AutoScalingGroupName=group.name, MaxRecords=10
+                )["InstanceRefreshes"]
+            except ClientError as error:
+                if error_code(error) != "ValidationError":
+                    raise
+                refreshes = []  # the group is gone, and `group` says so
+        for refresh in refreshes:
+            if refresh.get("Status") in _REFRESHING:
+                refresh_id, status = refresh.get("InstanceRefreshId", ""), refresh["Status"]
+                return f"instance refresh {refresh_id} of group {group.name} is {status}"
+        name = group.tags.get("eks:nodegroup-name", "")
+        return self._work_on_node_group(cluster, name) if name else ""
+
+    def _work_on_node_group(self, cluster: ClusterPolicy, name: str) -> str:
+        client = self._session_for(cluster).client(
+            "eks", region_name=cluster.region, config=client_config()
+        )
+        with translating("eks:DescribeNodegroup"):
+            try:
+                found = client.describe_nodegroup(clusterName=cluster.name, nodegroupName=name)
+            except ClientError as error:
+                if error_code(error) != "ResourceNotFoundException":
+                    raise
+                return f"node group {name} is gone, and its instances go with it"
+        node_group = found["nodegroup"]
+        if node_group.get("status") in ("UPDATING", "DELETING"):
+            return f"node group {name} is {node_group['status']}"
+        if node_group.get("nodeRepairConfig", {}).get("enabled"):
+            return (
+                f"node repair of node group {name} is enabled, and two remediators must not work "
+                "on one node: disable it, or exclude the group's nodes"
+            )
+        return ""
 
     def terminate(self, cluster: ClusterPolicy, instance_id: str) -> None:
         """Terminate an instance in its group; an instance that is going already is as good.

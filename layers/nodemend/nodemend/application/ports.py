@@ -185,6 +185,13 @@ class Capacity(Protocol):
         """Return one group, or None if it is gone."""
         ...
 
+    def other_work(self, cluster: ClusterPolicy, group: AutoScalingGroup) -> str:
+        """Return what somebody else does, or will do, to the group's nodes; empty: nothing.
+
+        An instance refresh, an update of the managed node group, or its own node repair.
+        """
+        ...
+
     def terminate(self, cluster: ClusterPolicy, instance_id: str) -> None:
         """Terminate an instance in its group, desired capacity unchanged.
 

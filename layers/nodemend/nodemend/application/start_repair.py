@@ -14,6 +14,7 @@ from nodemend.application.steps import (
     pinned_cluster,
     progress,
     why_mode_forbids,
+    why_others_work,
 )
 from nodemend.contracts.steps import StartRepairRequest, StartRepairResult
 from nodemend.domain.capacity import AutoScalingGroup, why_not_repairable
@@ -194,8 +195,10 @@ def _end_instead(
     """
     if _is_uncordoned(incident, node):
         return _uncordoned(incident, node, cluster, ports)
-    blocked = _why_not_now(incident, node, cluster, ports) or why_not_repairable(
-        incident.rung, node, group
+    blocked = (
+        _why_not_now(incident, node, cluster, ports)
+        or why_not_repairable(incident.rung, node, group)
+        or why_others_work(incident, group, ports.capacity)
     )
     if blocked is not None:
         return _give_up(incident, blocked, ports)

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from nodemend.application.ports import (
+    Capacity,
     Clock,
     Cluster,
     Clusters,
@@ -20,6 +21,7 @@ from nodemend.application.ports import (
     Policies,
 )
 from nodemend.contracts.steps import StepRequest
+from nodemend.domain.capacity import AutoScalingGroup
 from nodemend.domain.errors import (
     ConcurrentUpdateError,
     InvalidInputError,
@@ -169,6 +171,14 @@ def why_held(
     if is_untouched and breaker is not None:
         return breaker.reason()
     return why_node_held(node)
+
+
+def why_others_work(
+    incident: Incident, group: AutoScalingGroup | None, capacity: Capacity
+) -> Reason | None:
+    """Return what somebody else does to the node's whole group, or None."""
+    work = capacity.other_work(pinned_cluster(incident), group) if group else ""
+    return Reason("other_remediator", work) if work else None
 
 
 def end_of_held(held: Reason) -> Outcome:

@@ -17,10 +17,11 @@ from nodemend.application.steps import (
     progress,
     tell_held,
     why_held,
+    why_others_work,
 )
 from nodemend.contracts.events import FindingModel
 from nodemend.contracts.steps import VerifyFaultRequest, VerifyFaultResult
-from nodemend.domain.capacity import REPAIRS, why_not_repairable
+from nodemend.domain.capacity import REPAIRS, AutoScalingGroup, why_not_repairable
 from nodemend.domain.escalation import escalate
 from nodemend.domain.events import DetailType
 from nodemend.domain.faults import FaultKind, Mode
@@ -65,13 +66,14 @@ def verify_fault(request: VerifyFaultRequest, *, ports: VerifyPorts) -> VerifyFa
             incident = move(incident, IncidentState.VERIFYING, ports.step.clock.now())
     cluster_policy = pinned_cluster(incident)
     node = observe_node(ports.step.clusters.open(cluster_policy), incident)
-    other = why_stand_down(node)
+    group = ports.capacity.group(cluster_policy, incident.group) if incident.group else None
+    other = why_stand_down(node) or why_others_work(incident, group, ports.capacity)
     if other is not None:
         return _close(decide_end(incident, Outcome.SKIPPED, other), ports)
     held = why_held(ports.step, incident, node, is_untouched=True)
     if held is not None:
         return _held(incident, held, ports)
-    blocked = _why_not_repairable(incident, node, cluster_policy, ports)
+    blocked = _why_not_repairable(incident, node, group)
     if blocked is not None:
         now = ports.step.clock.now()
         return _close(escalate(incident, blocked, step=STEP, now=now), ports)
@@ -85,7 +87,7 @@ def verify_fault(request: VerifyFaultRequest, *, ports: VerifyPorts) -> VerifyFa
 
 
 def _why_not_repairable(
-    incident: Incident, node: Node, cluster_policy: ClusterPolicy, ports: VerifyPorts
+    incident: Incident, node: Node, group: AutoScalingGroup | None
 ) -> Reason | None:
     """Return why the rung that the incident begins with cannot work here.
 
@@ -93,7 +95,6 @@ def _why_not_repairable(
     """
     if incident.mode is Mode.CORDON_ONLY or incident.rung not in REPAIRS:
         return None
-    group = ports.capacity.group(cluster_policy, incident.group) if incident.group else None
     return why_not_repairable(incident.rung, node, group)
 
 

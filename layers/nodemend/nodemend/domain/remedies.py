@@ -26,7 +26,8 @@ REMEDIES = {
     "Scaling groups only.",
     "group_unknown": "Tag the node's Auto Scaling group with kubernetes.io/cluster/<name>, or "
     "replace the node by hand.",
-    "other_remediator": "Someone else is acting on the instance; look at the group's activities.",
+    "other_remediator": "Someone else is acting on the instance or its group, as the reason says; "
+    "when that is over, the next scan decides anew.",
     "reboot_not_observed": _CORDON_STAYS + "EC2 took the reboot, and the node did not boot again: "
     "look at the instance's status checks and console output. " + _UNCORDON,
     "reboot_unhealthy": _CORDON_STAYS + "The node has booted again and is still sick; the reason "
