@@ -187,7 +187,10 @@ def _clusters() -> KubernetesClusters:
 
 @cache
 def _capacity() -> AutoScalingCapacity:
-    return AutoScalingCapacity(session_for=_cluster_role().session_for)
+    return AutoScalingCapacity(
+        session_for=_cluster_role().session_for,
+        gpu_instance_types=frozenset(catalogue().gpus_by_instance_type),
+    )
 
 
 @cache

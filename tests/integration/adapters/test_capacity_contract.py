@@ -265,6 +265,52 @@ def test_managed_node_group_is_found_by_its_own_tag(emulated):
 
 
 @pytest.mark.parametrize(
+    ("instance_type", "tags", "desired", "has_gpus"),
+    [
+        ("p5.48xlarge", {}, 1, True),
+        ("m5.large", {}, 1, False),
+        ("p5.48xlarge", {}, 0, False),  # no instance, no tag: nothing tells
+        ("x", {"k8s.io/cluster-autoscaler/node-template/resources/nvidia.com/gpu": "8"}, 0, True),
+        ("x", {"k8s.io/cluster-autoscaler/node-template/resources/nvidia.com/gpu": "0"}, 0, False),
+        ("x", {"k8s.io/cluster-autoscaler/node-template/label/a": "8"}, 0, False),
+    ],
+)
+def test_a_group_tells_that_its_nodes_have_gpus_also_while_it_has_none(
+    emulated, session, instance_type, tags, desired, has_gpus
+):
+    emulated.model.add_group(
+        "g", desired=desired, cluster="gpu-prod", instance_type=instance_type, tags=tags
+    )
+    capacity = AutoScalingCapacity(
+        session_for=lambda _: session, gpu_instance_types=frozenset({"p5.48xlarge"})
+    )
+    assert capacity.fleet(POLICY).groups["g"].has_gpus is has_gpus
+
+
+def test_the_overrides_of_a_mixed_group_tell_it_too(session, monkeypatch):
+    client = session.client("autoscaling", region_name="us-east-1")
+    monkeypatch.setattr(session, "client", lambda name, **more: client)
+    overrides = [{"InstanceType": "p5.48xlarge"}, {"InstanceType": "p5e.48xlarge"}]
+    answer = {
+        "AutoScalingGroupName": "g",
+        "MinSize": 0,
+        "MaxSize": 2,
+        "DesiredCapacity": 1,
+        "DefaultCooldown": 0,
+        "AvailabilityZones": [],
+        "HealthCheckType": "EC2",
+        "CreatedTime": "2026-01-01T00:00:00Z",
+        "MixedInstancesPolicy": {"LaunchTemplate": {"Overrides": overrides}},
+    }
+    with Stubber(client) as stubber:
+        stubber.add_response("describe_auto_scaling_groups", {"AutoScalingGroups": [answer]})
+        capacity = AutoScalingCapacity(
+            session_for=lambda _: session, gpu_instance_types=frozenset({"p5.48xlarge"})
+        )
+        assert capacity.group(POLICY, "g").has_gpus
+
+
+@pytest.mark.parametrize(
     ("status", "is_told"),
     [
         ("Pending", True),

@@ -216,6 +216,18 @@ def test_what_a_group_cannot_launch_counts_when_its_slot_has_been_given_back() -
     )
 
 
+def test_a_group_that_lost_its_last_gpu_node_is_missing_all_that_it_should_have() -> None:
+    snapshot = fleet([node(1), node(2)], desired={"a": 2, "b": 3, "cpu": 5})
+    groups = snapshot.groups | {"b": replace(snapshot.groups["b"], has_gpus=True)}
+
+    dispatch = decide(replace(snapshot, groups=groups), [waiter(1)], policy(3))
+
+    assert "3 of at most 3 nodes of the cluster are unavailable ((missing in b)" in (
+        dispatch.kept[0].reason.text
+    )
+    assert decide(snapshot, [waiter(1)], policy(3)).admitted
+
+
 def test_gaps_count_in_the_group_that_has_them_and_in_the_cluster() -> None:
     nodes = [node(1), node(2), *(node(n, "b") for n in range(3, 7))]
     snapshot = fleet(nodes, {"a": 4})

@@ -34,10 +34,17 @@ class AutoScalingCapacity:
 
     Args:
         session_for: The session of a cluster's role.
+        gpu_instance_types: Instance types whose nodes have GPUs or Neuron devices.
     """
 
-    def __init__(self, *, session_for: Callable[[ClusterPolicy], boto3.Session]) -> None:
+    def __init__(
+        self,
+        *,
+        session_for: Callable[[ClusterPolicy], boto3.Session],
+        gpu_instance_types: frozenset[str] = frozenset(),
+    ) -> None:
         self._session_for = session_for
+        self._gpu_instance_types = gpu_instance_types
 
     def fleet(self, cluster: ClusterPolicy) -> Fleet:
         """Return the groups tagged as the cluster's.
@@ -66,7 +73,8 @@ class AutoScalingCapacity:
         with translating("autoscaling:DescribeAutoScalingGroups"):
             paginator = self._client(cluster).get_paginator("describe_auto_scaling_groups")
             for page in paginator.paginate(**selection):
-                yield from map(_group_of, page["AutoScalingGroups"])
+                for group in page["AutoScalingGroups"]:
+                    yield _group_of(group, self._gpu_instance_types)
 
     def other_work(self, cluster: ClusterPolicy, group: AutoScalingGroup) -> str:
         """Return what somebody else does to the group's nodes: a refresh, an update, node repair.
@@ -209,7 +217,31 @@ def _is_failed_launch(activity: "ActivityTypeDef") -> bool:
     )
 
 
-def _group_of(group: "AutoScalingGroupTypeDef") -> AutoScalingGroup:
+_TEMPLATE_TAGS = tuple(
+    f"k8s.io/cluster-autoscaler/node-template/resources/{resource}"
+    for resource in ("nvidia.com/gpu", "aws.amazon.com/neuron")
+)
+"""What people tell cluster-autoscaler of the nodes of a group that has none."""
+
+
+def _has_gpus(group: "AutoScalingGroupTypeDef", gpu_instance_types: frozenset[str]) -> bool:
+    """Tell whether the group's nodes have GPUs, by what the group itself shows.
+
+    A group that has no instance, no override and no tag shows nothing: its launch template would.
+    """
+    template = group.get("MixedInstancesPolicy", {}).get("LaunchTemplate", {})
+    types = {
+        *(instance.get("InstanceType", "") for instance in group.get("Instances", [])),
+        *(override.get("InstanceType", "") for override in template.get("Overrides", [])),
+    }
+    tags = {tag.get("Key", ""): tag.get("Value", "") for tag in group.get("Tags", [])}
+    told = any(tags.get(name, "0") not in ("", "0") for name in _TEMPLATE_TAGS)
+    return told or bool(types & gpu_instance_types)
+
+
+def _group_of(
+    group: "AutoScalingGroupTypeDef", gpu_instance_types: frozenset[str]
+) -> AutoScalingGroup:
     return AutoScalingGroup(
         name=group["AutoScalingGroupName"],
         desired=group["DesiredCapacity"],
@@ -223,4 +255,5 @@ def _group_of(group: "AutoScalingGroupTypeDef") -> AutoScalingGroup:
             process.get("ProcessName", "") for process in group.get("SuspendedProcesses", [])
         ),
         tags={tag.get("Key", ""): tag.get("Value", "") for tag in group.get("Tags", [])},
+        has_gpus=_has_gpus(group, gpu_instance_types),
     )

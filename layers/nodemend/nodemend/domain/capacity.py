@@ -41,6 +41,8 @@ class AutoScalingGroup:
     """Lifecycle state by instance id."""
     suspended: frozenset[str] = frozenset()
     tags: Mapping[str, str] = field(default_factory=dict)
+    has_gpus: bool = False
+    """The group itself says that its nodes have GPUs, also while it has none at all."""
 
     def is_leaving(self, instance_id: str) -> bool:
         """True if the instance is being terminated or is no member any more."""

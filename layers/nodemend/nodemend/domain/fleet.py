@@ -39,8 +39,13 @@ class FleetSnapshot:
         return loose + sum(self.groups[name].desired for name in relevant if name in self.groups)
 
     def groups_with_gpus(self) -> frozenset[str]:
-        """Return the groups that have GPU nodes here; the cluster's other groups do not count."""
-        return frozenset(self.group_name(node) for node in self.nodes) - {""}
+        """Return the groups that have GPU nodes here, or say that they should.
+
+        The cluster's other groups do not count. A group that has lost its last node must: what it
+        lacks is unavailable.
+        """
+        told = {name for name, group in self.groups.items() if group.has_gpus}
+        return frozenset(self.group_name(node) for node in self.nodes) - {""} | told
 
     @staticmethod
     def expected_uuids(node: Node, by_instance_type: Mapping[str, int]) -> int:
