@@ -87,6 +87,7 @@ def _check(options: argparse.Namespace, _: StackOf, now: Callable[[], datetime])
             labels=options.labels,
             fault=options.fault,
             code=options.code,
+            model=options.model,
             rule_id=options.rule,
             fleet=options.fleet,
         )
@@ -163,6 +164,7 @@ def _add_check(check: argparse.ArgumentParser) -> None:
     check.add_argument("--labels", type=labels_of, default={}, metavar="K=V,…")
     check.add_argument("--fault", type=_fault, default=FaultClass.XID, help="default: xid")
     check.add_argument("--code", type=int, default=None, help="the XID")
+    check.add_argument("--model", default="", help="the GPU's model, for XIDs: 'NVIDIA H200'")
     check.add_argument("--rule", default="", help="the rule that found it, see docs/RULES.md")
     check.add_argument("--fleet", type=_fleet, default=100, help="nodes of the cluster")
     check.set_defaults(run=_check)

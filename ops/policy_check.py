@@ -14,6 +14,7 @@ from nodemend.domain.errors import InvalidInputError
 from nodemend.domain.faults import FaultClass, FaultKind, Mode, Rung, Verdict
 from nodemend.domain.findings import Evidence, Finding
 from nodemend.domain.fleet import FleetSnapshot
+from nodemend.domain.generations import MODEL_LABELS
 from nodemend.domain.guard import Guard
 from nodemend.domain.incidents import Incident, IncidentState, Origin
 from nodemend.domain.nodes import Node, NodeRef
@@ -27,7 +28,7 @@ from nodemend.domain.policy import (
     Policy,
     ReplacementRate,
 )
-from nodemend.domain.rules import Catalogue, Rule
+from nodemend.domain.rules import Catalogue, Rule, XidEntry
 from nodemend.domain.windows import MaintenanceWindow
 from ops.policy_file import catalogue
 from ops.stack import CommandError
@@ -49,6 +50,8 @@ class Question:
     labels: Mapping[str, str] = field(default_factory=dict)
     fault: FaultClass = FaultClass.XID
     code: int | None = None
+    model: str = ""
+    """GPU model as `modelName` prints it: some XIDs mean something on some generations only."""
     rule_id: str = ""
     fleet: int = 100
     """How many nodes the made-up cluster has."""
@@ -171,6 +174,7 @@ def foretell(policy: Policy, question: Question, now: datetime) -> Iterator[str]
     finding = _finding(question, catalogue(), now)
     incident = _incident(question, finding, now)
     yield f"{question.node}: {_what(question, finding)}"
+    yield from _why(question, catalogue())
     group = policy.group_of(question.labels)
     if group is not None:
         yield f"group: {', '.join(f'{k}={v}' for k, v in sorted(group.match.items()))} binds"
@@ -185,6 +189,26 @@ def _what(question: Question, finding: Finding | None) -> str:
         return "a remediation that a person starts by hand"
     rule = f" by rule {finding.evidence.rule_id}" if finding.evidence.rule_id else ""
     return f"{finding.fault} found{rule}, verdict {finding.verdict}"
+
+
+def _why(question: Question, data: Catalogue) -> Iterator[str]:
+    """Yield what the XID table says of the code, where it says why."""
+    entry = _entry(question, data)
+    if entry is None:
+        return
+    if entry.reason:
+        yield f"xid table: {entry.reason}"
+    variants = data.xids[entry.code].variants
+    if variants and not question.model:
+        generations = ", ".join(one for row in variants for one in row.generations)
+        yield f"give --model: XID {entry.code} is a code of {generations} GPUs"
+
+
+def _entry(question: Question, data: Catalogue) -> XidEntry | None:
+    entry = data.xids.get(question.code) if question.code is not None else None
+    if question.fault is not FaultClass.XID or entry is None:
+        return None
+    return entry.on_gpu({MODEL_LABELS[0]: question.model})
 
 
 def _decision(
@@ -254,7 +278,7 @@ def _finding(question: Question, data: Catalogue, now: datetime) -> Finding | No
     if question.fault is FaultClass.XID:
         if question.code is None:
             raise CommandError("--code: an XID fault needs its code, e.g. --fault xid --code 79")
-        entry = data.xids.get(question.code)
+        entry = _entry(question, data)
         verdict = entry.verdict if entry else Verdict.SUSPECT
         action = entry.action if entry else ""
     return Finding(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 
-from nodemend.catalogue import load_catalogue
+from nodemend.catalogue import NOT_THERE, load_catalogue
 from nodemend.domain.faults import Family, FaultKind, Verdict
 from nodemend.domain.policy import DEFAULT_PLANS
 from nodemend.domain.rules import Catalogue, Rule, XidEntry, render_query
@@ -33,6 +33,13 @@ VERDICTS = {
     Verdict.TELEMETRY: "report; the measurement is sick, not the node",
     Verdict.APPLICATION: "count; the job did it, not the hardware",
 }
+XID_SOURCES = {
+    "nvidia": "NVIDIA's XID catalogue, the immediate actions of 2025-10-29",
+    "nvsentinel": "NVIDIA/NVSentinel, commit 42672ae of 2026-08-21",
+    "gpud": "leptonai/gpud, its XID catalogue as of 2026-11",
+    "eks_nma": "aws/eks-node-monitoring-agent, v1.7.0 as of 2026-11",
+}
+"""What the columns of tests/data/xid_sources.json were read from, and of when."""
 VERIFIED = {
     FaultKind.LEVEL: "a state: asked again now, before anything is touched",
     FaultKind.EVENT: (
@@ -40,6 +47,28 @@ VERIFIED = {
         "node; quiet is no recovery"
     ),
 }
+XID_HEAD = """\
+## XIDs
+
+The action is what the vendor's catalogue advises; which repair follows from it is in
+[POLICY.md](POLICY.md#plans). A code means what its row says on the GPUs that stand with it (by
+`modelName`), and on all if none do. On other models it is `suspect`,
+like a code that is not in the table: it is reported once, and no node is touched.
+""".splitlines()
+DECISIONS_HEAD = f"""
+### Decisions
+
+Each code was compared with four sources: would it touch the node, or leave it? A source that is
+*overruled* answers otherwise than nodemend. On codes that are not here all sources agree.
+
+- `nvidia`: {XID_SOURCES["nvidia"]}. Its *contact support* asks for a person and leaves the node;
+  where it decides by what no metric carries, or has no bucket, it cannot be overruled.
+- `nvsentinel`: {XID_SOURCES["nvsentinel"]}. Its *contact support* is fatal, and what it cannot map
+  becomes that.
+- `gpud`: {XID_SOURCES["gpud"]}
+- `eks_nma`: {XID_SOURCES["eks_nma"]}. Its conditions make node auto repair replace the node.
+
+""".splitlines()
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
@@ -123,24 +152,46 @@ def family_lines(family: Family, catalogue: Catalogue) -> Iterator[str]:
         yield from rule_lines(rule, catalogue)
 
 
+def gpus_of(entry: XidEntry) -> str:
+    """Return the generations that an entry is for, in words; empty: all."""
+    return ", ".join(str(one).replace("_", " ").title() for one in entry.generations)
+
+
 def xid_lines(xids: Iterable[XidEntry]) -> Iterator[str]:
-    """Yield the XID table, by verdict and action."""
-    yield "## XIDs"
-    yield ""
-    yield "The action is what the vendor's catalogue advises; which repair follows from it is in"
-    yield "[POLICY.md](POLICY.md#plans)."
-    yield "A code that is not in the table gets the rule's own verdict, `suspect`."
-    yield ""
+    """Yield the XID table by verdict and action, then what had to be decided."""
+    yield from XID_HEAD
+    entries = [entry for each in xids for entry in each.rows if entry.reason != NOT_THERE]
 
     def group(entry: XidEntry) -> tuple[int, str]:
         return entry.verdict.severity, entry.action
 
+    def name(entry: XidEntry) -> str:
+        gpus = gpus_of(entry)
+        return f"{entry.code} {entry.mnemonic}" + (f" ({gpus})" if gpus else "")
+
     rows = []
-    for (severity, action), entries in groupby(sorted(xids, key=group), key=group):
-        codes = sorted(entries, key=lambda entry: entry.code)
-        named = ", ".join(f"{entry.code} {entry.mnemonic}" for entry in codes)
+    for (severity, action), members in groupby(sorted(entries, key=group), key=group):
+        codes = sorted(members, key=lambda entry: entry.code)
+        named = ", ".join(name(entry) for entry in codes)
         rows.append((str(list(Verdict)[severity]), f"`{action}`", str(len(codes)), named))
     yield from table(("verdict", "action", "codes", "XIDs"), rows)
+    yield from decision_lines(entries)
+
+
+def decision_lines(entries: Iterable[XidEntry]) -> Iterator[str]:
+    """Yield what was decided, why, and against whom; one row for codes decided alike."""
+    yield from DECISIONS_HEAD
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for entry in sorted(entries, key=lambda entry: entry.code):
+        if entry.reason:
+            gpus = gpus_of(entry) or "all"
+            overruled = ", ".join(entry.overruled) or "none"
+            key = (gpus, f"{entry.verdict}, `{entry.action}`", overruled, entry.reason)
+            alike.setdefault(key, []).append(str(entry.code))
+    yield from table(
+        ("XID", "GPUs", "decision", "overruled", "why"),
+        ((", ".join(codes), *decision) for decision, codes in alike.items()),
+    )
 
 
 def document(catalogue: Catalogue) -> str:

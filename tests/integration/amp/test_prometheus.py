@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ from local.amp.exporter import GpuFleet, Pod
 from local.amp.prometheus import PrometheusError, PrometheusServer
 from local.amp.stack import LocalAmp
 from local.identity import Identities
+from nodemend.catalogue import load_catalogue
+from nodemend.domain.findings import Sample
+from nodemend.domain.rules import findings_of, render_query
 
 ROOT = Path(__file__).parents[3]
 NODE_1, NODE_2, NODE_3, NODE_4 = (f"ip-10-0-1-{number}.ec2.internal" for number in range(1, 5))
@@ -165,6 +169,36 @@ def test_the_xid_count_is_a_window_and_its_first_hit_is_no_increase(site, eventu
         assert len(seen) == 1
     finally:
         site.fleet.clear(NODE_3)
+
+
+@pytest.mark.parametrize("rule_id", ["xid-new", "xid-count"])
+def test_an_xid_is_judged_by_the_model_that_the_rules_answer_carries(rule_id, site, eventually):
+    catalogue = load_catalogue()
+    rule = catalogue.rule(rule_id)
+    query = render_query(rule, catalogue.metric_names)
+
+    def verdicts():
+        rows = site.prometheus.query(query)
+        samples = tuple(
+            Sample(row["metric"], float(row["value"][1]), datetime.now(UTC)) for row in rows
+        )
+        found = findings_of(rule, samples, cluster="c", query=query, xids=catalogue.xids)
+        return {(one.node_names[0], one.code): (one.verdict, one.action) for one in found}
+
+    try:
+        for node, xid in ((NODE_1, 74), (NODE_2, 145), (MIG_NODE, 110)):  # H100, H100, A100
+            site.fleet.inject(node, 4, "xid", code=xid)
+        wanted = {
+            (NODE_1, 74): ("fatal", "reset_gpu"),
+            (NODE_2, 145): ("suspect", "none"),
+            (MIG_NODE, 110): ("suspect", "none"),
+        }
+        # The subquery of xid-count looks at whole tens of seconds only.
+        found = eventually(lambda: wanted.keys() <= (now := verdicts()).keys() and now, 30)
+        assert {key: found[key] for key in wanted} == wanted
+    finally:
+        for node in (NODE_1, NODE_2, MIG_NODE):
+            site.fleet.clear(node)
 
 
 @pytest.mark.case("D14")

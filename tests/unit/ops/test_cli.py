@@ -312,6 +312,15 @@ def test_without_clusters_the_stacks_own_is_meant(
             ["ip-1: xid/95 found by rule xid-", "group: pool=h100 binds", "mode: enforce"],
         ),
         (["--node", "ip-1", "--code", "13"], ["verdict application", "decision: OBSERVED"]),
+        (
+            ["--node", "ip-1", "--code", "74"],
+            ["verdict fatal", "give --model: XID 74 is a code of ampere, hopper GPUs"],
+        ),
+        (
+            ["--node", "ip-1", "--code", "74", "--model", "NVIDIA-H200"],
+            ["verdict fatal", "xid table: NVLink up to Hopper"],
+        ),
+        (["--node", "ip-1", "--code", "500"], ["verdict suspect", "decision: OBSERVED"]),
         (["--node", "ip-1", "--code", "79", "--rule", "xid-new"], ["plan: observe"]),
         (["--node", "ip-9", "--code", "79"], ["decision: SKIPPED, nothing is touched: excluded"]),
         (["--node", "ip-1", "--fault", "gpu_lost"], ["decision: it is admitted if the limits"]),

@@ -30,7 +30,7 @@ from nodemend.contracts.events import (
 from nodemend.contracts.scan import ScanGpuHealthRequest, ScanGpuHealthResult
 from nodemend.domain.events import DetailType
 from nodemend.domain.faults import Family, Verdict
-from nodemend.domain.findings import Finding
+from nodemend.domain.findings import Finding, clean_ups_alone
 from nodemend.domain.policy import ClusterPolicy
 from nodemend.domain.reasons import Reason
 from nodemend.domain.rules import Catalogue
@@ -44,6 +44,9 @@ a counter. Shorter than the 15 minutes for which an occurrence is valid."""
 
 REPORTED = frozenset({Verdict.FATAL, Verdict.DEGRADED, Verdict.SUSPECT})
 """What the jobs or the exporters did is counted, not announced."""
+
+NAMED_CLEAN_UPS = 5
+"""How many nodes a log line names: a job's crash shows on all of its nodes (case D24)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,7 @@ def scan_gpu_health(request: ScanGpuHealthRequest, *, ports: ScanPorts) -> ScanG
         _measure(ports.telemetry, request.family, cluster, detection)
         for rule_id, why in detection.unknown.items():
             logger.warning("rule %s of %s is unknown: %s", rule_id, cluster.name, why)
+        _note_clean_ups(cluster, detection.findings)
         reportable = by_node(f for f in detection.findings if f.verdict in REPORTED)
         names = {name: report_name(request.family, name) for name in reportable}
         last = ports.memory.last_reports(
@@ -118,6 +122,18 @@ def _measure(
         ("Findings", len(detection.findings)),
     ):
         telemetry.gauge(name, value, "Count", cluster=cluster.name)
+
+
+def _note_clean_ups(cluster: ClusterPolicy, findings: Iterable[Finding]) -> None:
+    """Say where XID 45 hides its cause: that is no reason to act, but one to look."""
+    nodes = clean_ups_alone(findings)
+    if nodes:
+        logger.info(
+            "XID 45 alone on %d nodes of %s (%s): the primary XID is unknown, see the kernel logs",
+            len(nodes),
+            cluster.name,
+            ", ".join(nodes[:NAMED_CLEAN_UPS]),
+        )
 
 
 def by_node(findings: Iterable[Finding]) -> Mapping[str, list[Finding]]:

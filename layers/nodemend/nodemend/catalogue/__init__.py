@@ -2,14 +2,19 @@
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from importlib import resources
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from nodemend.domain.faults import Family, FaultClass, FaultKind, Verdict
+from nodemend.domain.generations import Generation
 from nodemend.domain.rules import Catalogue, Rule, XidEntry
+
+NOT_THERE = "No code of this generation"
+"""Why a code is `suspect` on a GPU whose generation does not have it."""
 
 
 class _RuleRow(BaseModel):
@@ -35,8 +40,27 @@ class _XidRow(BaseModel):
 
     code: int = Field(ge=1, le=1023)
     mnemonic: str
+    generations: tuple[Generation, ...]
     verdict: Verdict
     action: str
+    overruled: tuple[str, ...]
+    reason: str
+
+    @field_validator("generations", "overruled", mode="before")
+    @classmethod
+    def _words(cls, cell: str) -> tuple[str, ...]:
+        return tuple(cell.split())
+
+    def entry(self) -> XidEntry:
+        return XidEntry(
+            self.code,
+            self.mnemonic,
+            self.verdict,
+            self.action,
+            self.overruled,
+            self.reason,
+            self.generations,
+        )
 
 
 class _InstanceTypeRow(BaseModel):
@@ -53,6 +77,40 @@ def _read(name: str) -> str:
 def _rows(name: str) -> Iterable[dict[str, str]]:
     lines = [line for line in _read(name).splitlines() if not line.startswith("#")]
     return csv.DictReader(io.StringIO("\n".join(lines)))
+
+
+def _xid_table(rows: Iterable[XidEntry]) -> Iterator[XidEntry]:
+    """Yield one entry per code: its row for whichever GPU, with those for generations inside.
+
+    Raises:
+        ValueError: if two rows of a code speak of the same GPUs.
+    """
+    by_code: dict[int, list[XidEntry]] = {}
+    for row in rows:
+        by_code.setdefault(row.code, []).append(row)
+    for code, entries in by_code.items():
+        named = [generation for entry in entries for generation in entry.generations]
+        general = [entry for entry in entries if not entry.generations]
+        if len(named) > len(set(named)) or len(general) > 1:
+            raise ValueError(f"xid.csv: rows of {code} speak of the same GPUs")
+        usual = general[0] if general else _not_there(entries[0])
+        yield replace(
+            usual,
+            variants=tuple(one for one in entries if one.generations),
+            of_unknown_model=None if general else _shared(entries),
+        )
+
+
+def _shared(entries: list[XidEntry]) -> XidEntry | None:
+    """Return what holds wherever the code exists: a GPU that reports it does have it."""
+    first = entries[0]
+    is_same = all((one.verdict, one.action) == (first.verdict, first.action) for one in entries)
+    return replace(first, generations=()) if is_same else None
+
+
+def _not_there(entry: XidEntry) -> XidEntry:
+    """Return the entry of a code for GPUs that should not have it."""
+    return XidEntry(entry.code, entry.mnemonic, Verdict.SUSPECT, "none", reason=NOT_THERE)
 
 
 def load_catalogue() -> Catalogue:
@@ -83,12 +141,12 @@ def load_catalogue() -> Catalogue:
                     is_verdict_by_xid=row.verdict_by_xid,
                 )
             )
-    xids = [_XidRow.model_validate(row) for row in _rows("xid.csv")]
+    xids = _xid_table(_XidRow.model_validate(row).entry() for row in _rows("xid.csv"))
     types = [_InstanceTypeRow.model_validate(row) for row in _rows("instance_types.csv")]
     names: dict[str, list[str]] = yaml.safe_load(_read("metrics.yaml"))
     return Catalogue(
         rules=tuple(rules),
         metric_names={name: tuple(aliases) for name, aliases in names.items()},
-        xids={x.code: XidEntry(x.code, x.mnemonic, x.verdict, x.action) for x in xids},
+        xids={entry.code: entry for entry in xids},
         gpus_by_instance_type={row.instance_type: row.gpus for row in types},
     )

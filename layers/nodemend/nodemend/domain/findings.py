@@ -130,6 +130,22 @@ the driver reports because of it (channels that are torn down, the other ends of
 come within the same second, in any order (NVIDIA's XID catalogue; NVSentinel's XID rules)."""
 
 
+_CLEAN_UP = 45
+"""Channels are torn down: after a fault, which has a code of its own, or at a job's end."""
+
+
+def clean_ups_alone(findings: Iterable[Finding]) -> tuple[str, ...]:
+    """Return the nodes that report XID 45 and nothing else that could be its cause.
+
+    The primary XID is unknown then: the gauge keeps the last code only, and 45 comes last.
+    """
+    nodes: dict[str, set[int | None]] = {}
+    for finding in findings:
+        for name in finding.node_names[:1]:
+            nodes.setdefault(name, set()).add(finding.code)
+    return tuple(sorted(name for name, codes in nodes.items() if codes == {_CLEAN_UP}))
+
+
 def _rank(finding: Finding) -> int:
     if finding.code in _ROOT_CAUSES:
         return 0

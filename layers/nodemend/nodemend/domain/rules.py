@@ -17,6 +17,7 @@ from nodemend.domain.findings import (
     node_names_of,
     xid_of,
 )
+from nodemend.domain.generations import MODEL_LABELS, Generation, generation_of
 
 WORKLOAD_LABELS = (
     "container",
@@ -42,12 +43,44 @@ one GPU look like several, or its past like another GPU's (`$workload` in the te
 
 @dataclass(frozen=True, slots=True)
 class XidEntry:
-    """What an XID means for the node (catalogue/xid.csv)."""
+    """What an XID means for the node (catalogue/xid.csv).
+
+    The entry itself is for whichever generation has no variant; `on` gives the one that holds for
+    a GPU.
+    """
 
     code: int
     mnemonic: str
     verdict: Verdict
     action: str
+    overruled: tuple[str, ...] = ()
+    """Sources that would touch a node where we do not, or the other way round."""
+    reason: str = ""
+    """Why it was decided so; empty where all sources agree and nothing was to decide."""
+    generations: tuple[Generation, ...] = ()
+    """Where a variant holds; empty for the entry itself."""
+    variants: tuple["XidEntry", ...] = ()
+    """Entries of generations where the code means something else than the entry itself says."""
+    of_unknown_model: "XidEntry | None" = None
+    """Where the metrics carry no model; None: the entry itself. Who reports a code, has it."""
+
+    def on(self, generation: Generation | None) -> "XidEntry":
+        """Return the entry for a GPU of that generation; None: of none that the catalogue knows."""
+        for variant in self.variants:
+            if generation in variant.generations:
+                return variant
+        return self
+
+    def on_gpu(self, labels: Mapping[str, str]) -> "XidEntry":
+        """Return the entry for the GPU that the labels name by its model."""
+        if not any(labels.get(name) for name in MODEL_LABELS):
+            return self.of_unknown_model or self
+        return self.on(generation_of(labels))
+
+    @property
+    def rows(self) -> tuple["XidEntry", ...]:
+        """The entry itself and all variants."""
+        return (self, *self.variants)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +238,7 @@ def findings_of(
         code = xid_of(sample) if rule.fault_class is FaultClass.XID else None
         if rule.fault_class is FaultClass.XID and code is None:
             continue
-        entry = xids.get(code) if code is not None else None
+        entry = _entry_of(sample, code, xids)
         verdict = entry.verdict if rule.is_verdict_by_xid and entry else rule.verdict
         gpu = gpu_index_of(sample.labels)
         found.append(
@@ -224,6 +257,11 @@ def findings_of(
             )
         )
     return collapse(found)
+
+
+def _entry_of(sample: Sample, code: int | None, xids: Mapping[int, XidEntry]) -> XidEntry | None:
+    entry = xids.get(code) if code is not None else None
+    return entry.on_gpu(sample.labels) if entry else None
 
 
 def _summary(rule: Rule, sample: Sample, gpu: str, entry: XidEntry | None, code: int | None) -> str:
