@@ -31,6 +31,7 @@ _ACTIONS = {
     ("release_node", "patch"): "release",
     ("drain_node", "patch"): "release",
     ("start_repair", "patch"): "release",
+    ("request_approval", "patch"): "release",
     ("start_repair", "RebootInstances"): "reboot",
     ("start_repair", "TerminateInstanceInAutoScalingGroup"): "replace",
 }

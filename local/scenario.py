@@ -196,7 +196,15 @@ class Person(_Model):
     """Something that a person does."""
 
     do: Literal[
-        "cordon", "uncordon", "delete_pdb", "delete_pod", "stop_execution", "pause", "resume"
+        "cordon",
+        "uncordon",
+        "delete_pdb",
+        "delete_pod",
+        "stop_execution",
+        "pause",
+        "resume",
+        "approve",
+        "deny",
     ]
     node: str = ""
     namespace: str = "ml"

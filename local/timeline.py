@@ -144,8 +144,24 @@ class Timeline:
                     "requested_by": "person",
                 }
                 self._world.stack.start_execution(request, machine="SetPause")
+            case "approve" | "deny":
+                request = {
+                    "incident_id": self._asking(node),
+                    "answer": "yes" if act.do == "approve" else "no",
+                    "why": act.name or "rehearsal",
+                    "answered_by": "person",
+                }
+                self._world.stack.start_execution(request, machine="AnswerApproval")
             case "stop_execution":
                 for execution in self._world.stack.executions():
                     if execution.status == "RUNNING":
                         self._world.stack.stop_execution(execution.arn, cause="a person stopped it")
         self._announce(f"a person: {act.do} {node or act.name}".rstrip())
+
+    def _asking(self, node: str) -> str:
+        """Return the incident whose request is the newest; of this node, if one is named."""
+        for event in reversed(self._world.stack.events()):
+            is_wanted = not node or event.detail.get("node", {}).get("name") == node
+            if event.detail_type == "Approval Requested" and is_wanted:
+                return str(event.detail["incident_id"])
+        raise ValueError(f"nobody was asked about {node or 'any node'} yet")

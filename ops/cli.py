@@ -11,6 +11,7 @@ import boto3
 from botocore.exceptions import BotoCoreError
 
 from nodemend.domain.faults import FaultClass
+from ops.answering import answer_approval
 from ops.pausing import set_pause
 from ops.policy_check import Question, explain, foretell
 from ops.policy_deploy import ALL_AT_ONCE, deploy_policy
@@ -67,6 +68,19 @@ def _set_pause(options: argparse.Namespace, stack_of: StackOf, _: Callable[[], d
             paused=options.command == "pause",
             reason=options.reason,
             requested_by=options.requested_by or _user(),
+        )
+    )
+
+
+def _answer(options: argparse.Namespace, stack_of: StackOf, _: Callable[[], datetime]) -> None:
+    print(
+        answer_approval(
+            stack_of(options.stack, options.region),
+            incident_id=options.incident,
+            is_yes=options.command == "approve",
+            why=options.why,
+            rung=options.rung,
+            answered_by=options.answered_by or _user(),
         )
     )
 
@@ -145,6 +159,19 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--by", dest="requested_by", default="", help="who asks; default: you")
         _add_stack(command)
         command.set_defaults(run=_set_pause)
+    for name, told in (
+        ("approve", "say yes to an incident that asks"),
+        ("deny", "say no to an incident that asks; the node stays, or becomes, as it was"),
+    ):
+        command = commands.add_parser(name, help=told, description=told)
+        command.add_argument("incident", help="its id, from the request")
+        command.add_argument("--why", required=name == "deny", default="", help="stands in events")
+        command.add_argument(
+            "--rung", choices=("reboot", "replace"), default=None, help="the repair that is meant"
+        )
+        command.add_argument("--by", dest="answered_by", default="", help="default: you")
+        _add_stack(command)
+        command.set_defaults(run=_answer)
     policy = commands.add_parser("policy", help="check or deploy a policy")
     verbs = policy.add_subparsers(dest="verb", required=True)
     _add_check(verbs.add_parser("check", help="explain a policy, and what it would do"))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
+from nodemend.domain.approval import foreseen
 from nodemend.domain.capacity import AutoScalingGroup
 from nodemend.domain.dispatch import Dispatch, decide_dispatch, plan_of
 from nodemend.domain.errors import InvalidInputError
@@ -22,6 +23,7 @@ from nodemend.domain.policy import (
     DEFAULT_CODE_PLANS,
     DEFAULT_PLANS,
     DEFAULT_XID_PLANS,
+    ApprovalPoint,
     BreakerLimits,
     GroupPolicy,
     MaxUnavailable,
@@ -76,6 +78,7 @@ def explain(policy: Policy) -> Iterator[str]:
         if seconds:
             yield f"hold: a {verdict} fault must last {seconds} s before a node is touched for it"
     yield from _windows(policy)
+    yield from _approval(policy)
     yield from _rules(policy)
     if policy.exclude:
         yield f"never touched: {', '.join(policy.exclude)}"
@@ -155,6 +158,19 @@ def _windows(policy: Policy) -> Iterator[str]:
         yield "fatal faults and starts by hand need no window"
 
 
+def _approval(policy: Policy) -> Iterator[str]:
+    approval = policy.approval
+    if approval is None:
+        yield "approval: nobody is asked"
+        return
+    rungs = " and ".join(approval.rungs)
+    where = "before the cordon" if approval.before is ApprovalPoint.CORDON else "on a drained node"
+    yield (
+        f"approval: {rungs} need a person's yes, asked {where}; no answer within "
+        f"{approval.timeout_s} s is a no"
+    )
+
+
 def _window(window: MaintenanceWindow) -> str:
     return (
         f"on {', '.join(window.days)} from {window.start:%H:%M} {window.timezone} for "
@@ -225,11 +241,29 @@ def _decision(
                 yield f"when it has lasted: {line}"
     for ended in decided.ended:
         yield f"decision: {ended.outcome}, nothing is touched: {ended.reason}"
-    if decided.admitted:
+    for admitted in decided.admitted:
         yield (
             "decision: it is admitted if the limits have room "
             f"(asked with {question.fleet} nodes and nothing else going on)"
         )
+        yield from _asked(policy, question, admitted.incident)
+
+
+def _asked(policy: Policy, question: Question, incident: Incident) -> Iterator[str]:
+    pinned = replace(
+        incident,
+        mode=policy.mode_for(question.labels),
+        plan=plan_of(incident, policy),
+        approval_policy=policy.approval,
+    )
+    before = foreseen(pinned)
+    if not before or policy.approval is None:
+        return
+    if pinned.dry_run:
+        yield f"approval: a dry run asks nobody; else a yes would be asked for before the {before}"
+        return
+    what = "the cordon" if before == ApprovalPoint.CORDON else "the repair of the drained node"
+    yield f"approval: a yes is asked for before {what}, for {policy.approval.timeout_s} s"
 
 
 def _decide(policy: Policy, question: Question, incident: Incident, now: datetime) -> Dispatch:

@@ -14,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from nodemend.contracts.policy import PolicyDocument, worst_case_loops
-from nodemend.domain.policy import wait_after
+from nodemend.domain.policy import ApprovalPoint, wait_after
 
 INVOKE = "arn:aws:states:::lambda:invoke"
 EVENTS = {"Task": 5, "Choice": 2, "Wait": 2, "Pass": 2, "Succeed": 2, "Fail": 1}
@@ -93,6 +93,11 @@ class Machine:
         return frozenset(n for n in reaches[name] if name in reaches[n])
 
     @cached_property
+    def on_one_rung(self) -> frozenset[str]:
+        """States that an execution can come to without another rung, or a yes for one."""
+        return self._reaches_on_one_rung[self.start] | {self.start}
+
+    @cached_property
     def ladder(self) -> frozenset[str]:
         """States that an execution may come to again because the ladder has another rung."""
         return frozenset(
@@ -102,17 +107,18 @@ class Machine:
         )
 
 
-LADDER_WORD = "repair"
-"""The word that leads to the plan's next rung. It is said once for each further rung, and once more
-for a reboot whose call had no answer: the plan bounds it, not a deadline."""
+LADDER_WORDS = frozenset({"repair", "approve_repair"})
+"""Words that lead to a rung once more: the plan bounds them, not a deadline. `repair` is said once
+for each further rung, and once more for a reboot whose call had no answer; `approve_repair` once
+for each rung that nobody was asked about yet."""
 
-LADDER_VISITS = 2
-"""How often it can be said: a plan holds at most two repairs (contracts/policy.py)."""
+LADDER_VISITS = 4
+"""How often they can be said: a plan holds at most two repairs (contracts/policy.py)."""
 
 
 def is_ladder(rule: Mapping[str, Any]) -> bool:
-    """Tell whether a rule of a Choice leads to the next rung."""
-    return rule.get("Variable") == "$.next" and rule.get("StringEquals") == LADDER_WORD
+    """Tell whether a rule of a Choice leads to a rung once more."""
+    return rule.get("Variable") == "$.next" and rule.get("StringEquals") in LADDER_WORDS
 
 
 def _ways(state: State) -> Iterator[tuple[State, str]]:
@@ -186,12 +192,30 @@ def polls_of(policy: PolicyDocument) -> dict[str, int]:
     repairs = (deadlines.reboot_s, deadlines.replace_s)
     return {
         "VerifyFault": worst_case_loops(check, deadlines.verify_s),
+        **_approval_polls(policy),
         "DrainNode": worst_case_loops(policy.waits.drain_poll_s, deadlines.drain_s),
         # Each repair of the ladder is waited for in its turn.
         "CheckRepair": sum(worst_case_loops(check, repair_s) for repair_s in repairs),
         "ValidateNode": sum(
             _validation_polls(check, policy.hold_down_s, repair_s) for repair_s in repairs
         ),
+    }
+
+
+def _approval_polls(policy: PolicyDocument) -> dict[str, int]:
+    """Return the polls of the steps that wait for a yes, and then for a clear look at the fault.
+
+    A yes before the cordon is for all repairs. Is the first rung one that needs none, the second
+    may ask before its repair instead; so two requests are the most in any case.
+    """
+    if policy.approval is None:
+        return {"ApproveCordon": 0, "ApproveRepair": 0}
+    once = worst_case_loops(policy.waits.approval_poll_s, policy.approval.timeout_s)
+    once += worst_case_loops(policy.waits.check_poll_s, policy.deadlines.verify_s)
+    is_cordon = policy.approval.before is ApprovalPoint.CORDON
+    return {
+        "ApproveCordon": once if is_cordon else 0,
+        "ApproveRepair": once if is_cordon else 2 * once,
     }
 
 
@@ -238,8 +262,14 @@ def history_events(
         here = sum(cost(member, rounds) for member in part)
         return here + max((longest(target) for target in onwards), default=0)
 
+    def rounds_aside(name: str) -> int:
+        """Count the rounds of a loop that only such a word leads to: it is on no other way."""
+        is_aside = name not in machine.on_one_rung
+        return sum(polls.get(member, 0) for member in machine.loop_of(name)) if is_aside else 0
+
     again = LADDER_VISITS * sum(cost(name, 1) for name in machine.ladder)
-    return longest(machine.start) + again + EVENTS_OF_EXECUTION
+    aside = sum(cost(name, rounds) for name in machine.states if (rounds := rounds_aside(name)))
+    return longest(machine.start) + again + aside + EVENTS_OF_EXECUTION
 
 
 Shape = Callable[[int], dict[str, Any]]
@@ -267,6 +297,25 @@ EXTREMES: Mapping[str, Shape] = {
         "waits": {"check_poll_s": [max(1, 3600 - n)]},
         "deadlines": {**_SHORTEST, "replace_s": 86_400},
         "hold_down_s": 1,
+    },
+    "ask before the cordon each second": lambda n: {
+        "waits": {"check_poll_s": [3600], "approval_poll_s": [1]},
+        "deadlines": _SHORTEST,
+        "approval": {"before": "cordon", "timeout_s": n},
+    },
+    "ask before each repair each second": lambda n: {
+        "waits": {"check_poll_s": [3600], "approval_poll_s": [1]},
+        "deadlines": _SHORTEST,
+        "approval": {"before": "repair", "timeout_s": n},
+    },
+    "each step polls fast at first, and asks": lambda n: {
+        "waits": {
+            "check_poll_s": [1] * n + [3600],
+            "drain_poll_s": [1] * n + [3600],
+            "approval_poll_s": [1] * n + [3600],
+        },
+        "deadlines": _LONGEST,
+        "approval": {"before": "repair", "timeout_s": 86_400},
     },
     "each step polls fast at first": lambda n: {
         "waits": {"check_poll_s": [1] * n + [3600], "drain_poll_s": [1] * n + [3600]},
@@ -309,5 +358,8 @@ def longest_run_s() -> int:
         int(deadlines[name]["maximum"]) for name in ("verify_s", "drain_s", "replace_s", "reboot_s")
     )
     hold_down_s = int(schema["properties"]["hold_down_s"]["maximum"])
-    # Each repair has its time twice, to happen and to be proven, and two hold-downs.
-    return verify_s + drain_s + 2 * (replace_s + reboot_s) + 4 * hold_down_s
+    asked_s = int(schema["$defs"]["ApprovalDocument"]["properties"]["timeout_s"]["maximum"])
+    # Each repair has its time twice, to happen and to be proven, and two hold-downs; a yes may be
+    # asked for twice, and is followed by another look.
+    asking_s = 2 * (asked_s + verify_s)
+    return verify_s + asking_s + drain_s + 2 * (replace_s + reboot_s) + 4 * hold_down_s

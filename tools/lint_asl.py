@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import yaml
+from pydantic import BaseModel
 
 from nodemend.contracts import steps
 from nodemend.contracts.policy import PolicyDocument
@@ -200,9 +201,9 @@ def check_words(machine: Machine) -> Iterator[str]:
     for name, task in machine.tasks.items():
         if task.get("OutputPath") != "$.Payload":
             yield f"{name}: OutputPath must be $.Payload, the function's own answer"
-        result = getattr(steps, f"{name}Result", None)
+        result = _result_of(machine, name)
         if result is None:
-            yield f"{name}: contracts/steps.py has no {name}Result"
+            yield f"{name}: contracts/steps.py has no result of its function"
             continue
         field = result.model_fields.get("next")
         words = set(get_args(field.annotation)) if field else set()
@@ -213,6 +214,13 @@ def check_words(machine: Machine) -> Iterator[str]:
             yield f"{name}: answers {sorted(words)}, but {task.get('Next')} decides on {known}"
         if words and following.get("Default", task.get("Next")) != CLOSE:
             yield f"{name}: the word close must lead to {CLOSE}"
+
+
+def _result_of(machine: Machine, task: str) -> type[BaseModel] | None:
+    """Return the model of a task's answer: that of its function, which two tasks may share."""
+    function = (machine.function_of(machine.tasks[task]) or task).removesuffix("Function")
+    found: type[BaseModel] | None = getattr(steps, f"{function}Result", None)
+    return found
 
 
 def check_data(machine: Machine) -> Iterator[str]:
@@ -245,7 +253,7 @@ def check_size(machine: Machine) -> Iterator[str]:
     """No accepted policy outgrows the history, nor the machine's own time-out."""
     default = PolicyDocument(schema_version=1)
     for name in sorted(n for n in machine.tasks if n in machine.loop_of(n)):
-        result = getattr(steps, f"{name}Result", None)
+        result = _result_of(machine, name)
         wait = result.model_fields.get("wait_s") if result else None
         if name not in polls_of(default):
             yield f"{name} is in a loop that no deadline of the policy bounds"

@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from nodemend.contracts.approving import AnswerApproval
 from nodemend.contracts.events import EVENT_MODELS, SOURCE
 from nodemend.contracts.pausing import SetPause
 from nodemend.contracts.policy import PolicyDocument
@@ -94,6 +95,7 @@ def documents() -> dict[str, str]:
             "nodemend remediation by hand",
             False,
         ),
+        ("events/schemas/answer_approval.json", AnswerApproval, "nodemend answer", False),
         ("events/schemas/set_pause.json", SetPause, "nodemend pause", False),
         ("local/schemas/scenario.json", ScenarioDocument, "nodemend scenario", False),
         ("local/schemas/result.json", ResultDocument, "nodemend result", True),

@@ -188,9 +188,8 @@ class Wiring:
         bus = str(properties.get("EventBusName") or "default").rpartition("/")[2]
         targets = properties.get("Targets", [])
         for target in targets:
-            unsupported = {"InputTransformer", "InputPath"} & set(target)
-            if unsupported:
-                raise TemplateError(f"{logical_id}: {', '.join(unsupported)} is not supported here")
+            if "InputPath" in target:
+                raise TemplateError(f"{logical_id}: InputPath is not supported here")
             if not self._router.supports(target["Arn"]):
                 raise TemplateError(f"{logical_id}: events cannot be sent to {target['Arn']}")
         state = properties.get("State", "ENABLED")

@@ -10,6 +10,8 @@ from nodemend.domain.faults import FaultClass, FaultKind, Mode, Rung, Verdict
 from nodemend.domain.findings import Evidence, Finding
 from nodemend.domain.history import PastIncident
 from nodemend.domain.incidents import (
+    Answer,
+    ApprovalRecord,
     CordonRecord,
     DrainRecord,
     Incident,
@@ -21,6 +23,7 @@ from nodemend.domain.incidents import (
     record,
 )
 from nodemend.domain.nodes import NodeRef
+from nodemend.domain.policy import ApprovalPoint, ApprovalPolicy
 from nodemend.domain.reasons import Reason
 from tests.fakes.system import START
 
@@ -112,6 +115,18 @@ def full(incident_id: str = "01TEST0000000000000000FULL") -> Incident:
         execution_arn="arn:aws:states:eu-central-1:123456789012:execution:m:" + incident_id,
         verify_attempts=2,
         verify_since=later,
+        approval_policy=ApprovalPolicy(ApprovalPoint.REPAIR, (Rung.REPLACE,), 60),
+        approval=ApprovalRecord(
+            number=2,
+            before=ApprovalPoint.REPAIR,
+            rungs=(Rung.REPLACE,),
+            asked_at=START,
+            until=later,
+            answer=Answer(is_yes=True, by="alice", why="é", at=later),
+            polls=3,
+            rechecks=1,
+        ),
+        release_for=(Outcome.SKIPPED, reason),
         cordon=CordonRecord(later, was_unschedulable=True, had_scale_down_disabled="true"),
         drain=DrainRecord(
             started_at=later,

@@ -55,6 +55,7 @@ def environment(monkeypatch):
     "build",
     [
         bootstrap.scan_ports,
+        bootstrap.answer_approval_ports,
         bootstrap.receive_alert_ports,
         bootstrap.open_incident_ports,
         bootstrap.dispatch_ports,

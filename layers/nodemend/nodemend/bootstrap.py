@@ -27,6 +27,7 @@ from nodemend.adapters.policy_appconfig import AppConfigPolicies
 from nodemend.adapters.scan_memory_dynamodb import DynamoScanMemory
 from nodemend.adapters.system import LambdaInvocation, SystemClock, UlidIds
 from nodemend.adapters.telemetry_emf import EmfTelemetry
+from nodemend.application.answer_approval import AnswerApprovalPorts
 from nodemend.application.close_incident import ClosePorts
 from nodemend.application.closing import ClosingPorts
 from nodemend.application.dispatch_incidents import DispatchPorts
@@ -309,7 +310,7 @@ def step_ports(context: Context) -> StepPorts:
 
 
 def verify_ports(context: Context) -> VerifyPorts:
-    """Return the ports of verify_fault and validate_node."""
+    """Return the ports of verify_fault, request_approval and validate_node."""
     return VerifyPorts(
         step=step_ports(context),
         metrics=_metrics(),
@@ -347,6 +348,11 @@ def set_pause_ports() -> SetPausePorts:
         dispatch_queue=_dispatch_queue(),
         clock=_clock,
     )
+
+
+def answer_approval_ports() -> AnswerApprovalPorts:
+    """Return the ports of answer_approval."""
+    return AnswerApprovalPorts(incidents=_incidents(), outbox=_outbox(), clock=_clock)
 
 
 def watch_ports() -> WatchPorts:

@@ -21,6 +21,7 @@ from nodemend.application.cordon_node import cordon_node
 from nodemend.application.drain_node import drain_node
 from nodemend.application.escalate_incident import escalate_incident
 from nodemend.application.release_node import release_node
+from nodemend.application.request_approval import request_approval
 from nodemend.application.start_repair import start_repair
 from nodemend.application.validate_node import validate_node
 from nodemend.application.verify_fault import verify_fault
@@ -33,6 +34,7 @@ DEFINITION = Path(__file__).parents[3] / "statemachines" / "remediate_node.asl.y
 FUNCTIONS: Mapping[str, tuple[type[BaseModel], Callable[..., BaseModel], str]] = {
     "AdmitRemediation": (steps.AdmitRemediationRequest, admit_remediation, "dispatch"),
     "VerifyFault": (steps.VerifyFaultRequest, verify_fault, "verify"),
+    "RequestApproval": (steps.RequestApprovalRequest, request_approval, "verify"),
     "CordonNode": (steps.CordonNodeRequest, cordon_node, "step"),
     "DrainNode": (steps.DrainNodeRequest, drain_node, "step"),
     "StartRepair": (steps.StartRepairRequest, start_repair, "repair"),

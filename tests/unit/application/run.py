@@ -11,6 +11,7 @@ from nodemend.application.drain_node import drain_node
 from nodemend.application.escalate_incident import escalate_incident
 from nodemend.application.open_incident import open_incident
 from nodemend.application.release_node import release_node
+from nodemend.application.request_approval import request_approval
 from nodemend.application.scan_gpu_health import scan_gpu_health
 from nodemend.application.start_repair import start_repair
 from nodemend.application.validate_node import validate_node
@@ -26,6 +27,7 @@ from nodemend.contracts.steps import (
     DrainNodeRequest,
     EscalateIncidentRequest,
     ReleaseNodeRequest,
+    RequestApprovalRequest,
     StartRepairRequest,
     ValidateNodeRequest,
     VerifyFaultRequest,
@@ -63,6 +65,12 @@ def admit(stage: Stage, request: Request, given: object = None) -> Any:
 def verify(stage: Stage, request: Request) -> Any:
     """Run VerifyFault."""
     return verify_fault(VerifyFaultRequest(**request.fields), ports=stage.verify)
+
+
+def approve(stage: Stage, request: Request, before: str = "cordon") -> Any:
+    """Run ApproveCordon, or ApproveRepair."""
+    fields = {**request.fields, "before": before}
+    return request_approval(RequestApprovalRequest.model_validate(fields), ports=stage.verify)
 
 
 def cordon(stage: Stage, request: Request) -> Any:
@@ -145,6 +153,7 @@ def scan(stage: Stage, family: Family = Family.ECC) -> Any:
 
 STEPS: Mapping[str, Step] = {
     "verify_fault": verify,
+    "request_approval": approve,
     "cordon_node": cordon,
     "drain_node": drain,
     "start_repair": start,

@@ -24,6 +24,7 @@ from nodemend.domain.incidents import (
     move,
 )
 from nodemend.domain.nodes import NodeRef
+from nodemend.domain.policy import ApprovalPolicy
 from nodemend.domain.reasons import Reason
 from tests.fakes.system import START
 from tests.unit.application import run
@@ -44,6 +45,7 @@ from tests.unit.application.stage import (
 
 STATES = {
     "verify_fault": IncidentState.VERIFYING,
+    "request_approval": IncidentState.APPROVING,
     "cordon_node": IncidentState.CORDONING,
     "drain_node": IncidentState.DRAINING,
     "start_repair": IncidentState.REPAIRING,
@@ -53,7 +55,7 @@ STATES = {
     "escalate_incident": IncidentState.DRAINING,
 }
 DISRUPTIVE = ("cordon_node", "drain_node", "start_repair")
-LOOKS_AT_NODE = ("verify_fault", "cordon_node", "drain_node", "start_repair")
+LOOKS_AT_NODE = ("verify_fault", "request_approval", "cordon_node", "drain_node", "start_repair")
 
 
 def ready_for(step: str, **policy: Any) -> tuple[Stage, Request]:
@@ -64,6 +66,8 @@ def ready_for(step: str, **policy: Any) -> tuple[Stage, Request]:
     stage.metrics.answer("xid-count", samples(xid_labels(1, 79, 3)))
     state = STATES[step]
     changes: dict[str, Any] = {}
+    if step == "request_approval":
+        changes["approval_policy"] = ApprovalPolicy()
     if step in ("start_repair", "check_repair", "validate_node", "release_node"):
         changes["drain"] = DrainRecord(START, is_drained=True)
         stage.cluster.remove_pod("ml", "train-0")
@@ -152,6 +156,7 @@ def test_a_step_after_the_decided_end_only_points_to_the_close(step: str) -> Non
     ("step", "word"),
     [
         ("verify_fault", "cordon"),
+        ("request_approval", "approved"),
         ("cordon_node", "drain"),
         ("drain_node", "drained"),
         ("start_repair", "check"),
@@ -163,6 +168,7 @@ def test_a_step_that_an_earlier_try_finished_only_says_so_again(step: str, word:
     stage, request = ready_for(step)
     following = {
         "cordon": IncidentState.CORDONING,
+        "approved": IncidentState.CORDONING,
         "drain": IncidentState.DRAINING,
         "drained": IncidentState.REPAIRING,
         "check": IncidentState.CHECKING,
@@ -224,7 +230,7 @@ def test_a_step_whose_node_is_gone_is_superseded(step: str) -> None:
     assert stage.mutations() == []
 
 
-@pytest.mark.parametrize("step", [*DISRUPTIVE, "validate_node", "check_repair"])
+@pytest.mark.parametrize("step", [*DISRUPTIVE, "validate_node", "check_repair", "request_approval"])
 def test_a_step_without_its_slot_changes_nothing(step: str) -> None:
     stage, request = ready_for(step)
     if step == "validate_node":
@@ -296,7 +302,7 @@ def test_a_mode_that_became_stricter_in_flight_stops_the_next_step(step: str, mo
     assert str(mode) in incident.verdict[1].text
 
 
-@pytest.mark.parametrize("step", [*DISRUPTIVE, "validate_node", "verify_fault"])
+@pytest.mark.parametrize("step", [*DISRUPTIVE, "validate_node", "verify_fault", "request_approval"])
 def test_a_policy_that_became_invalid_in_flight_stops_every_change(step: str) -> None:
     stage, request = ready_for(step)
     stage.policies.problem = "the policy is invalid: mode"

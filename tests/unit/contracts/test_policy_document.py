@@ -204,7 +204,19 @@ def test_no_accepted_breaker_is_ever_off(breaker: dict[str, Any], desired: int) 
             {"maintenance_windows": [{"start": "01:00", "duration_s": 60, "timezone": "CEST/X"}]},
             "no time zone 'CEST/X': use an IANA name",
         ),
-        ({"approval": {"before": "cordon"}}, "approval: is not built yet"),
+        ({"approval": {"before": "drain"}}, "approval.before: "),
+        ({"approval": {"rungs": []}}, "approval.rungs: "),
+        ({"approval": {"rungs": ["human"]}}, "human is no repair of this version: use reboot, re"),
+        ({"approval": {"rungs": ["reset_gpu"]}}, "reset_gpu is no repair of this version"),
+        ({"approval": {"rungs": ["replace", "replace"]}}, "a rung stands there twice"),
+        ({"approval": {"timeout_s": 0}}, "approval.timeout_s: "),
+        ({"approval": {"timeout_s": 86_401}}, "approval.timeout_s: "),
+        ({"approval": {"default": "yes"}}, "approval.default: "),
+        ({"waits": {"approval_poll_s": []}}, "waits.approval_poll_s: "),
+        (
+            {"approval": {"timeout_s": 86_400}, "waits": {"approval_poll_s": [1]}},
+            "more than an execution's history holds",
+        ),
     ],
 )
 def test_a_wrong_rail_is_named(document: dict[str, Any], words: str) -> None:

@@ -167,7 +167,7 @@ def test_every_result_says_whose_it_is_and_most_what_comes_next(model: type[Base
 
 
 def test_there_is_a_result_for_each_step() -> None:
-    assert len(RESULTS) == 10
+    assert len(RESULTS) == 11
 
 
 # --- the other functions --------------------------------------------------------------------------

@@ -18,7 +18,8 @@ CALLS_NOBODY = {
     "admitted", "confirmed", "cordon_lost", "drained", "dry_run", "proven", "reboot", "recovered",
     "replace", "replaced", "restored", "node_gone", "node_leaving", "not_cordoned_by_us",
     # ends that leave nothing to do
-    "already_gone", "already_open", "cluster_unknown", "excluded", "expired", "no_terminal_action",
+    "already_gone", "already_open", "approved", "cluster_unknown", "excluded", "expired",
+    "no_terminal_action",
     "node_replaced", "not_confirmed", "rebooted", "superseded", "uncordoned", "unresolved_node",
     "unverifiable", "warm_up",
     # what is waited for

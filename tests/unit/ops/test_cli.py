@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
 OUTPUTS = {
     "SetPauseStateMachineArn": "arn:aws:states:eu-central-1:123456789012:stateMachine:n-set-pause",
+    "AnswerApprovalStateMachineArn": "arn:aws:states:eu-central-1:123456789012:stateMachine:n-ask",
     "PolicyApplicationId": "app1",
     "PolicyEnvironmentId": "env1",
     "PolicyProfileId": "prof1",
@@ -145,7 +146,7 @@ def test_a_user_that_cannot_be_told_must_be_named(
             Aws(refuse="DescribeStacks"),
             "nodemend: stack nodemend cannot be read: An error occurred",
         ),
-        (Aws(refuse="StartExecution"), "nodemend: pausing: An error occurred (AccessDenied"),
+        (Aws(refuse="StartExecution"), "nodemend: pausing a: An error occurred (AccessDenied"),
     ],
     ids=["refused", "stopped", "timed out", "slow", "old stack", "no stack", "denied"],
 )
@@ -156,6 +157,40 @@ def test_a_failure_is_one_line_and_exit_status_1(
     error = capsys.readouterr().err
     assert error.startswith(line)
     assert error.count("\n") == 1
+
+
+# --- approve and deny -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        (["approve", "01X"], {"answer": "yes", "why": ""}),
+        (["approve", "01X", "--rung", "replace"], {"answer": "yes", "why": "", "rung": "replace"}),
+        (["deny", "01X", "--why", "not now"], {"answer": "no", "why": "not now"}),
+    ],
+)
+def test_an_answer_starts_its_own_state_machine(
+    words: list[str], given: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws = Aws()
+
+    assert run(aws, *words, "--by", "alice", "--stack", "mine") == 0
+
+    assert capsys.readouterr().out == "alice paused the cluster\n"
+    started = next(given for action, given in aws.calls if action == "StartExecution")
+    assert started["stateMachineArn"] == OUTPUTS["AnswerApprovalStateMachineArn"]
+    assert json.loads(started["input"]) == {
+        "incident_id": "01X",
+        "answered_by": "alice",
+        **given,
+    }
+
+
+def test_an_answer_that_is_refused_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    aws = Aws(statuses=["FAILED"], cause=json.dumps({"errorMessage": "answer:\n bob said no"}))
+    assert run(aws, "approve", "01X", "--by", "alice") == 1
+    assert capsys.readouterr().err == "nodemend: approving 01X failed: answer: bob said no\n"
 
 
 # --- policy deploy --------------------------------------------------------------------------------
@@ -196,7 +231,7 @@ def test_a_strategy_without_bake_time_is_told_as_such(
     ("text", "words"),
     [
         ("schema_version: 1\nmode: fast\n", "mode: Input should be"),
-        ("schema_version: 1\napproval: {before: cordon}\n", "approval: is not built yet"),
+        ("schema_version: 1\ndrain: {wait_s: 5}\n", "drain: is not built yet"),
         ("schema_version: 1\nrules: {nope: {}}\n", "rules.nope: no such rule"),
         ("a: [", "is no YAML"),
         ("2026-13-45", "is no YAML"),
@@ -257,6 +292,7 @@ rules:
 maintenance_windows:
   - {days: [sat], start: "22:00", duration_s: 3600, timezone: Europe/Berlin}
 fatal_ignores_windows: true
+approval: {timeout_s: 1800}
 exclude: [ip-9]
 """
 
@@ -290,6 +326,7 @@ def test_everything_that_a_policy_says_is_explained(
         "gpu_lost: replace, then human (built in)",
         "new disruption only on sat from 22:00 Europe/Berlin for 3600 s",
         "fatal faults and starts by hand need no window",
+        "approval: reboot and replace need a person's yes, asked before the cordon; no answer",
         "rule gpu-lost: off",
         "rule gpu-temperature: celsius is 80",
         "rule xid-new: observe",
@@ -339,6 +376,35 @@ def test_what_would_happen_to_a_node(
         assert line in text, text
 
 
+@pytest.mark.parametrize(
+    ("text", "words", "line"),
+    [
+        ("mode: enforce\napproval: {}", [], "a yes is asked for before the cordon, for 3600 s"),
+        (
+            "mode: enforce\napproval: {before: repair, timeout_s: 60}",
+            [],
+            "a yes is asked for before the repair of the drained node, for 60 s",
+        ),
+        (
+            "mode: enforce\napproval: {rungs: [replace]}",
+            ["--code", "119"],
+            "a yes is asked for before the repair of the drained node, for 3600 s",
+        ),
+        ("approval: {}", [], "a dry run asks nobody; else a yes would be asked for before the cor"),
+        ("mode: enforce", [], ""),
+        ("mode: enforce\napproval: {rungs: [reboot]}", [], ""),
+    ],
+)
+def test_whether_a_person_is_asked_is_foretold(
+    text: str, words: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = policy(tmp_path, f"schema_version: 1\n{text}\n")
+    question = ["--node", "ip-1", "--fault", "xid", "--code", "79", *words]
+    foretold = told(capsys, path, *question).split("\n\n")[1]
+    assert ("approval: " in foretold) is bool(line)
+    assert line in foretold
+
+
 def test_a_hold_is_told_with_what_comes_after_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -370,6 +436,9 @@ def test_a_wrong_question_is_one_line(
         ["pause"],
         ["policy"],
         ["pause", "--cluster", "a"],
+        ["approve"],
+        ["deny", "01X"],
+        ["approve", "01X", "--rung", "human"],
         ["policy", "check", "x", "--labels", "a"],
         ["policy", "check", "x", "--fault", "sunburn"],
         ["policy", "check", "x", "--fleet", "0"],

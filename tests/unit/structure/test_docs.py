@@ -18,6 +18,7 @@ from nodemend.adapters.outbox import ACTIONS, counters_of
 from nodemend.catalogue import load_catalogue
 from nodemend.contracts import steps
 from nodemend.contracts.alerts import ReceiveAlertRequest, parse_notification
+from nodemend.contracts.approving import AnswerApprovalRequest
 from nodemend.contracts.dispatch import DispatchEvent
 from nodemend.contracts.events import EVENT_MODELS, EventDetail, FaultEnvelope, IncidentDetail
 from nodemend.contracts.pausing import SetPauseRequest
@@ -231,7 +232,7 @@ def _policy_fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[s
 
 
 def _joint(path: str, *, is_plain: bool) -> str:
-    if is_plain:
+    if is_plain or path == "approval":
         return "."
     return ".*." if path == "rules" else "[]."
 
@@ -366,6 +367,8 @@ SAMPLES: dict[str, Any] = {
     "gpu_fault_detected_sqs": _faults,
     "dispatch_hint_sqs": _hints,
     "execution_ended": _ended,
+    "answer_approval": lambda data: AnswerApprovalRequest.model_validate(data).parse_input(),
+    "request_approval": steps.RequestApprovalRequest.model_validate,
     "set_pause": lambda data: SetPauseRequest.model_validate(data).parse_input(),
     "validate_policy": _policy,
     "admit_remediation": _admit,

@@ -10,6 +10,7 @@ from jsonschema import Draft202012Validator
 
 from nodemend.catalogue import load_catalogue
 from nodemend.contracts.alerts import ReceiveAlertRequest, parse_notification
+from nodemend.contracts.approving import AnswerApprovalRequest
 from nodemend.contracts.dispatch import DispatchEvent
 from nodemend.contracts.events import EVENT_MODELS, FaultEnvelope
 from nodemend.contracts.pausing import SetPauseRequest
@@ -25,6 +26,7 @@ SAMPLES = sorted((ROOT / "events").glob("*.json"))
 SCHEMAS = [ROOT / name for name in schemas.documents()]
 MODELS: dict[str, Any] = {
     "admit_remediation": AdmitRemediationRequest,
+    "answer_approval": AnswerApprovalRequest,
     "dispatch_hint_sqs": DispatchEvent,
     "execution_ended": WatchEvent,
     "remediate_by_hand": RemediateByHand,

@@ -238,7 +238,8 @@ def test_machine_that_ends_before_a_policy_allows_is_found():
 
 def test_longest_run_holds_every_deadline_of_the_model():
     repairs_s = 2 * (86_400 + 86_400)  # reboot and replacement: to happen, and to be proven
-    assert longest_run_s() == 86_400 + 604_800 + repairs_s + 4 * 86_400
+    asked_s = 2 * (86_400 + 86_400)  # two requests, each with another look after it
+    assert longest_run_s() == 86_400 + 604_800 + repairs_s + 4 * 86_400 + asked_s
 
 
 def test_history_is_counted_as_a_real_one_is():
@@ -263,6 +264,33 @@ def test_the_next_rung_is_a_bounded_way_back_and_no_loop():
     )
     assert polls_of(longer)["CheckRepair"] - polls_of(shorter)["CheckRepair"] == 10
     assert history_events(REAL, longer) > history_events(REAL, shorter)
+
+
+@pytest.mark.parametrize(
+    ("before", "requests"),
+    [("cordon", 2), ("repair", 2)],
+)
+def test_waiting_for_a_yes_is_counted_for_each_request(before, requests):
+    """The loop before the repair is on no way without the word for it, and counts all the same."""
+    assert "ApproveRepair" not in REAL.on_one_rung
+    assert REAL.loop_of("ApproveRepair") == {
+        "ApproveRepair",
+        "ApproveRepairChoice",
+        "WaitBeforeApproveRepair",
+    }
+    short, long = (
+        PolicyDocument.model_validate(
+            {
+                "schema_version": 1,
+                "waits": {"approval_poll_s": [10]},
+                "approval": {"before": before, "timeout_s": timeout_s},
+            }
+        )
+        for timeout_s in (100, 200)
+    )
+
+    grown = history_events(REAL, long) - history_events(REAL, short)
+    assert grown == requests * 10 * (5 + 2 + 2)
 
 
 def test_each_poll_adds_task_choice_and_wait():
@@ -292,7 +320,16 @@ POLICIES = st.fixed_dictionaries(
     {
         "schema_version": st.just(1),
         "hold_down_s": st.integers(0, 86_400),
-        "waits": st.fixed_dictionaries({"drain_poll_s": WAITS, "check_poll_s": WAITS}),
+        "waits": st.fixed_dictionaries(
+            {"drain_poll_s": WAITS, "check_poll_s": WAITS, "approval_poll_s": WAITS}
+        ),
+        "approval": st.none()
+        | st.fixed_dictionaries(
+            {
+                "before": st.sampled_from(["cordon", "repair"]),
+                "timeout_s": st.integers(1, 86_400),
+            }
+        ),
         "deadlines": st.fixed_dictionaries(
             {
                 "verify_s": st.integers(1, 86_400),

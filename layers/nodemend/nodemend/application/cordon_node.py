@@ -19,6 +19,7 @@ from nodemend.application.steps import (
 )
 from nodemend.contracts.events import MAX_LISTED
 from nodemend.contracts.steps import CordonNodeRequest, CordonNodeResult
+from nodemend.domain.approval import needs_yes
 from nodemend.domain.cordon import (
     Ownership,
     cordon_patch,
@@ -26,7 +27,7 @@ from nodemend.domain.cordon import (
     ownership_of,
     plan_ownership,
 )
-from nodemend.domain.errors import ConcurrentUpdateError
+from nodemend.domain.errors import ConcurrentUpdateError, IllegalTransitionError
 from nodemend.domain.events import DetailType
 from nodemend.domain.faults import Mode
 from nodemend.domain.incidents import (
@@ -40,7 +41,7 @@ from nodemend.domain.incidents import (
 )
 from nodemend.domain.nodes import Node
 from nodemend.domain.pods import Classified, PodFate, classify_pods
-from nodemend.domain.policy import wait_after
+from nodemend.domain.policy import ApprovalPoint, wait_after
 from nodemend.domain.rails import why_stand_down
 from nodemend.domain.reasons import Reason
 
@@ -61,6 +62,7 @@ def cordon_node(request: CordonNodeRequest, *, ports: StepPorts) -> CordonNodeRe
     Raises:
         SupersededError: if the node is another machine by now.
         LeaseLostError: if the incident holds no lease.
+        IllegalTransitionError: if the policy wants a yes that nobody gave.
         ConcurrentUpdateError: if the node kept changing under the patch.
     """
     incident = load(ports, request)
@@ -71,6 +73,8 @@ def cordon_node(request: CordonNodeRequest, *, ports: StepPorts) -> CordonNodeRe
             return CordonNodeResult(incident_id=incident.id, next="drain")
         case Progress.TO_DO:
             incident = move(incident, IncidentState.CORDONING, ports.clock.now())
+    if needs_yes(incident, ApprovalPoint.CORDON):
+        raise IllegalTransitionError(f"incident {incident.id}: nobody has approved the cordon")
     cluster = ports.clusters.open(pinned_cluster(incident))
     node = observe_node(cluster, incident)
     fates = classify_pods(cluster.list_pods(node.ref.name), node, now=ports.clock.now())

@@ -28,6 +28,7 @@ from nodemend.contracts.dispatch import (
     DispatchIncidentsRequest,
     DispatchIncidentsResult,
 )
+from nodemend.domain.approval import foreseen
 from nodemend.domain.dispatch import Admitted, Dispatch, Ended, Kept, decide_dispatch, plan_of
 from nodemend.domain.errors import ConcurrentUpdateError, NodemendError
 from nodemend.domain.escalation import allowed_plan, first_rung
@@ -132,6 +133,8 @@ def _dispatch_cluster(
     restarted = _start_again(incidents, failures, ports)
     ports.telemetry.gauge("IncidentsOpen", len(incidents), "Count", cluster=cluster_policy.name)
     ports.telemetry.gauge("IncidentsWaiting", len(waiters), "Count", cluster=cluster_policy.name)
+    asking = sum(incident.state is IncidentState.APPROVING for incident in incidents)
+    ports.telemetry.gauge("IncidentsApproving", asking, "Count", cluster=cluster_policy.name)
     if not waiters:
         if not hints:
             _look_at_fleet(cluster_policy, policy, ports)
@@ -273,6 +276,7 @@ def admit(
         waits=policy.waits,
         deadlines=policy.deadlines,
         hold_down_s=policy.hold_down_s,
+        approval_policy=policy.approval,
         plan=plan,
         node_labels=admission.node.labels,
         group=admission.group,
@@ -293,6 +297,7 @@ def admit(
             "plan": tuple(pinned.plan),
             "group": pinned.group,
             "policy_version": pinned.policy_version,
+            "approval": foreseen(pinned),
         },
     )
 

@@ -17,6 +17,7 @@ from nodemend.application.steps import (
     why_others_work,
 )
 from nodemend.contracts.steps import StartRepairRequest, StartRepairResult
+from nodemend.domain.approval import needs_yes
 from nodemend.domain.capacity import AutoScalingGroup, why_not_repairable
 from nodemend.domain.cordon import is_cordoned_by
 from nodemend.domain.errors import AwsUnavailableError
@@ -34,7 +35,7 @@ from nodemend.domain.incidents import (
 )
 from nodemend.domain.nodes import Node
 from nodemend.domain.pods import PodFate, classify_pods
-from nodemend.domain.policy import wait_after
+from nodemend.domain.policy import ApprovalPoint, wait_after
 from nodemend.domain.rails import why_node_held, why_stand_down
 from nodemend.domain.reasons import Reason
 
@@ -72,6 +73,8 @@ def start_repair(request: StartRepairRequest, *, ports: RepairPorts) -> StartRep
             return StartRepairResult(incident_id=incident.id, next="check")
         case Progress.TO_DO:
             incident = _begun(incident, ports)
+    if needs_yes(incident, ApprovalPoint.REPAIR):
+        return StartRepairResult(incident_id=incident.id, next="approve_repair")
     cluster_policy = pinned_cluster(incident)
     group = ports.capacity.group(cluster_policy, incident.group) if incident.group else None
     if incident.dry_run:

@@ -1,7 +1,9 @@
 """Second look: is the fault there, on this machine, and may and can it be repaired here?"""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Literal
 
 from nodemend.application.ports import Capacity, MetricsStore
 from nodemend.application.second_look import Judgement, SecondLook
@@ -21,6 +23,7 @@ from nodemend.application.steps import (
 )
 from nodemend.contracts.events import FindingModel
 from nodemend.contracts.steps import VerifyFaultRequest, VerifyFaultResult
+from nodemend.domain.approval import needs_yes
 from nodemend.domain.capacity import REPAIRS, AutoScalingGroup, why_not_repairable
 from nodemend.domain.escalation import escalate
 from nodemend.domain.events import DetailType
@@ -29,12 +32,17 @@ from nodemend.domain.findings import OCCURRENCE_VALID
 from nodemend.domain.incidents import Incident, IncidentState, Outcome, decide_end, move, record
 from nodemend.domain.ledger import ledger_key
 from nodemend.domain.nodes import Node
-from nodemend.domain.policy import ClusterPolicy, wait_after
+from nodemend.domain.policy import ApprovalPoint, ClusterPolicy, wait_after
 from nodemend.domain.rails import why_stand_down
 from nodemend.domain.reasons import Reason
 from nodemend.domain.rules import Catalogue
 
 STEP = "verify_fault"
+
+_NEXT: Mapping[IncidentState, Literal["cordon", "approve_cordon"]] = {
+    IncidentState.CORDONING: "cordon",
+    IncidentState.APPROVING: "approve_cordon",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +65,11 @@ def verify_fault(request: VerifyFaultRequest, *, ports: VerifyPorts) -> VerifyFa
         SupersededError: if the node is another machine by now.
     """
     incident = load(ports.step, request)
-    match progress(incident, following=IncidentState.CORDONING):
+    match progress(incident, following=_following(incident)):
         case Progress.ENDED:
             return VerifyFaultResult(incident_id=incident.id, next="close")
         case Progress.DONE:
-            return VerifyFaultResult(incident_id=incident.id, next="cordon")
+            return VerifyFaultResult(incident_id=incident.id, next=_NEXT[incident.state])
         case Progress.TO_DO:
             incident = move(incident, IncidentState.VERIFYING, ports.step.clock.now())
     cluster_policy = pinned_cluster(incident)
@@ -73,11 +81,11 @@ def verify_fault(request: VerifyFaultRequest, *, ports: VerifyPorts) -> VerifyFa
     held = why_held(ports.step, incident, node, is_untouched=True)
     if held is not None:
         return _held(incident, held, ports)
-    blocked = _why_not_repairable(incident, node, group)
+    blocked = why_blocked(incident, node, group)
     if blocked is not None:
         now = ports.step.clock.now()
         return _close(escalate(incident, blocked, step=STEP, now=now), ports)
-    judgement = _judge(incident, node, cluster_policy, ports)
+    judgement = look_again(incident, node, cluster_policy, ports)
     if judgement.unknown is not None:
         return _wait(incident, judgement.unknown, ports)
     if judgement.gone is not None:
@@ -86,9 +94,14 @@ def verify_fault(request: VerifyFaultRequest, *, ports: VerifyPorts) -> VerifyFa
     return _confirm(incident, judgement, ports)
 
 
-def _why_not_repairable(
-    incident: Incident, node: Node, group: AutoScalingGroup | None
-) -> Reason | None:
+def _following(incident: Incident) -> IncidentState:
+    """Return the state after this step; APPROVING stays it when the yes has come."""
+    must_ask = needs_yes(incident, ApprovalPoint.CORDON)
+    is_asking = must_ask or incident.state is IncidentState.APPROVING
+    return IncidentState.APPROVING if is_asking else IncidentState.CORDONING
+
+
+def why_blocked(incident: Incident, node: Node, group: AutoScalingGroup | None) -> Reason | None:
     """Return why the rung that the incident begins with cannot work here.
 
     A later rung may be blocked now and free then; it is asked again directly before its call.
@@ -98,9 +111,10 @@ def _why_not_repairable(
     return why_not_repairable(incident.rung, node, group)
 
 
-def _judge(
+def look_again(
     incident: Incident, node: Node, cluster_policy: ClusterPolicy, ports: VerifyPorts
 ) -> Judgement:
+    """Judge the incident's findings by fresh answers of AMP."""
     look = SecondLook(
         cluster=cluster_policy,
         policy=ports.step.policies.current(),
@@ -127,6 +141,7 @@ def _note_for_new_boot(incident: Incident, node: Node, ports: VerifyPorts) -> No
 
 
 def _confirm(incident: Incident, judgement: Judgement, ports: VerifyPorts) -> VerifyFaultResult:
+    following = _following(incident)
     verified = record(
         incident,
         DetailType.FAULT_VERIFIED,
@@ -136,9 +151,9 @@ def _confirm(incident: Incident, judgement: Judgement, ports: VerifyPorts) -> Ve
         data={"findings": tuple(FindingModel.of(finding) for finding in judgement.confirmed)},
     )
     # The state moves on with the event, so that a repeated step does not tell it twice.
-    moved = replace(move(verified, IncidentState.CORDONING, ports.step.clock.now()), waiting_for="")
+    moved = replace(move(verified, following, ports.step.clock.now()), waiting_for="")
     commit(ports.step, moved)
-    return VerifyFaultResult(incident_id=incident.id, next="cordon")
+    return VerifyFaultResult(incident_id=incident.id, next=_NEXT[following])
 
 
 def _wait(incident: Incident, unknown: Reason, ports: VerifyPorts) -> VerifyFaultResult:

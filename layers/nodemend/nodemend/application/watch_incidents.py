@@ -142,7 +142,9 @@ def _end_of(incident: Incident, status: ExecutionStatus | None) -> tuple[Outcome
     reason = Reason(
         "execution_failed", f"the execution {word}{detail} while the incident was {incident.state}"
     )
-    may_carry_cordon = incident.state in TOUCHES_NODE | {IncidentState.ESCALATING}
+    may_carry_cordon = incident.state in TOUCHES_NODE | {IncidentState.ESCALATING} or (
+        incident.state is IncidentState.APPROVING and incident.cordon is not None
+    )
     if incident.dry_run or not may_carry_cordon:
         return Outcome.SKIPPED, reason
     return Outcome.NEEDS_HUMAN, reason

@@ -277,6 +277,10 @@ class IncidentAdmitted(IncidentDetail):
     plan: tuple[str, ...]
     group: str = ""
     policy_version: str
+    approval: str = Field(
+        default="",
+        description="Before what a person's yes is asked for: cordon, repair; empty: never.",
+    )
 
 
 class AlertModel(_Model):
@@ -316,6 +320,34 @@ class FaultVerified(IncidentDetail):
     DETAIL_TYPE: ClassVar[DetailType] = DetailType.FAULT_VERIFIED
 
     findings: tuple[FindingModel, ...] = ()
+
+
+class ApprovalRequested(IncidentDetail):
+    """A person is asked whether it may go on; nothing is done until one says yes."""
+
+    DETAIL_TYPE: ClassVar[DetailType] = DetailType.APPROVAL_REQUESTED
+
+    number: int = Field(description="Which request of the incident, from 1.")
+    before: str = Field(description="cordon or repair.")
+    rung: str = Field(description="The repair that comes next; an answer may name it.")
+    rungs: tuple[str, ...] = Field(description="All repairs that a yes allows, in order.")
+    question: str = Field(description="What is asked, as a sentence.")
+    evidence: str = Field(description="What was seen, in one line.")
+    until: datetime = Field(description="After this the answer is no.")
+    findings: tuple[FindingModel, ...] = ()
+
+
+class ApprovalAnswered(IncidentDetail):
+    """The answer to a request; `expired`: nobody gave one."""
+
+    DETAIL_TYPE: ClassVar[DetailType] = DetailType.APPROVAL_ANSWERED
+
+    number: int
+    before: str
+    rungs: tuple[str, ...]
+    answer: Literal["yes", "no", "expired"]
+    answered_by: str = ""
+    why: str = ""
 
 
 class NodeCordoned(IncidentDetail):
@@ -439,6 +471,8 @@ EVENT_MODELS: Mapping[DetailType, type[EventDetail]] = {
     DetailType.INCIDENT_ESCALATED: IncidentEscalated,
     DetailType.INCIDENT_CLOSED: IncidentClosed,
     DetailType.FAULT_VERIFIED: FaultVerified,
+    DetailType.APPROVAL_REQUESTED: ApprovalRequested,
+    DetailType.APPROVAL_ANSWERED: ApprovalAnswered,
     DetailType.NODE_CORDONED: NodeCordoned,
     DetailType.DRAIN_PROGRESS: DrainProgress,
     DetailType.NODE_DRAINED: NodeDrained,

@@ -16,6 +16,8 @@ from nodemend.domain.errors import PolicyInvalidError
 from nodemend.domain.faults import FaultClass, Mode, Rung, Verdict
 from nodemend.domain.history import KEEP
 from nodemend.domain.policy import (
+    ApprovalPoint,
+    ApprovalPolicy,
     Attempts,
     BreakerLimits,
     ClusterPolicy,
@@ -50,7 +52,6 @@ Plans = dict[FaultClass, tuple[Rung, ...]]
 
 NOT_BUILT_YET = frozenset(
     {
-        "approval",
         "drain",
         "deadlines.volumes_s",
         "deadlines.drain_total_s",
@@ -166,6 +167,7 @@ class WaitsDocument(_Model):
 
     drain_poll_s: WaitList = (20, 60, 300)
     check_poll_s: WaitList = (20, 60, 300)
+    approval_poll_s: WaitList = (20, 60)
 
 
 class DeadlinesDocument(_Model):
@@ -223,6 +225,30 @@ class AttemptsDocument(_Model):
     window_s: int = Field(default=604_800, ge=60, le=MAX_MEMORY_S)
 
 
+class ApprovalDocument(_Model):
+    """Which repairs need a person's yes; silence is a no."""
+
+    before: ApprovalPoint = ApprovalPoint.CORDON
+    rungs: tuple[Rung, ...] = Field(default=(Rung.REBOOT, Rung.REPLACE), min_length=1)
+    # The incident holds its slot while it waits, so a day is the most.
+    timeout_s: int = Field(default=3600, ge=1, le=86_400)
+
+    @field_validator("rungs")
+    @classmethod
+    def _rungs_must_be_repairs(cls, rungs: tuple[Rung, ...]) -> tuple[Rung, ...]:
+        possible = sorted(SUPPORTED_RUNGS - {Rung.HUMAN})
+        for rung in rungs:
+            if rung not in possible:
+                raise ValueError(f"{rung} is no repair of this version: use {', '.join(possible)}")
+        if len(set(rungs)) < len(rungs):
+            raise ValueError("a rung stands there twice: name each once")
+        return rungs
+
+    def to_domain(self) -> ApprovalPolicy:
+        """Return the domain's value."""
+        return ApprovalPolicy(self.before, self.rungs, self.timeout_s)
+
+
 class RuleDocument(_Model):
     """Overrides for one rule of docs/RULES.md."""
 
@@ -246,6 +272,7 @@ class PolicyDocument(_Model):
     startup_grace_s: int = Field(default=1800, ge=0, le=86_400)
     repeat_window_s: int = Field(default=604_800, ge=0, le=MAX_MEMORY_S)
     attempts: AttemptsDocument = AttemptsDocument()
+    approval: ApprovalDocument | None = None
     rules: dict[str, RuleDocument] = {}
     exclude: tuple[str, ...] = ()
     hold_s: HoldDocument = HoldDocument()
@@ -291,6 +318,11 @@ class PolicyDocument(_Model):
             # look waits for what is left of the hold-down, which may be a second, an unclean one a
             # whole poll.
             loops += 2 * worst_case_loops(check_poll_s, repair_s + 2 * self.hold_down_s)
+        if self.approval is not None:
+            # Asked at most twice: once for all before the cordon, or before each of two repairs.
+            # Then the fault is looked at again, for as long as a verification may take.
+            loops += 2 * worst_case_loops(self.waits.approval_poll_s, self.approval.timeout_s)
+            loops += 2 * worst_case_loops(check_poll_s, deadlines.verify_s)
         if loops * EVENTS_PER_LOOP > MAX_HISTORY_EVENTS:
             raise ValueError(
                 f"waits and deadlines allow {loops} polls, more than an execution's history "
@@ -319,7 +351,9 @@ class PolicyDocument(_Model):
             ),
             limits=self.limits.to_domain(),
             plans=self.plans,
-            waits=Waits(self.waits.drain_poll_s, self.waits.check_poll_s),
+            waits=Waits(
+                self.waits.drain_poll_s, self.waits.check_poll_s, self.waits.approval_poll_s
+            ),
             deadlines=Deadlines(
                 self.deadlines.verify_s,
                 self.deadlines.drain_s,
@@ -330,6 +364,7 @@ class PolicyDocument(_Model):
             startup_grace_s=self.startup_grace_s,
             repeat_window_s=self.repeat_window_s,
             attempts=Attempts(self.attempts.per_node, self.attempts.window_s),
+            approval=self.approval.to_domain() if self.approval else None,
             rules={
                 rule_id: RulePolicy(rule.enabled, rule.thresholds, rule.plan)
                 for rule_id, rule in self.rules.items()

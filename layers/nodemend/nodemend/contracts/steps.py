@@ -96,10 +96,24 @@ class VerifyFaultRequest(StepRequest):
 
 
 class VerifyFaultResult(_Model):
-    """`wait` while the metrics are unknown."""
+    """`wait` while the metrics are unknown; `approve_cordon` if a person must say yes first."""
 
     incident_id: str
-    next: Literal["cordon", "wait", "close"]
+    next: Literal["cordon", "approve_cordon", "wait", "close"]
+    wait_s: int = Field(default=1, ge=1)
+
+
+class RequestApprovalRequest(StepRequest):
+    """Ask a person, once, and look for the answer."""
+
+    before: Literal["cordon", "repair"]
+
+
+class RequestApprovalResult(_Model):
+    """`approved` only after a yes and a fresh look at the fault."""
+
+    incident_id: str
+    next: Literal["approved", "wait", "close"]
     wait_s: int = Field(default=1, ge=1)
 
 
@@ -131,10 +145,10 @@ class StartRepairRequest(StepRequest):
 
 
 class StartRepairResult(_Model):
-    """`close` in a dry run."""
+    """`close` in a dry run; `approve_repair` if a person must say yes first."""
 
     incident_id: str
-    next: Literal["check", "close"]
+    next: Literal["check", "approve_repair", "close"]
 
 
 class CheckRepairRequest(StepRequest):

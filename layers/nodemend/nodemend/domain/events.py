@@ -22,6 +22,8 @@ class DetailType(StrEnum):
     INCIDENT_ESCALATED = "Incident Escalated"
     INCIDENT_CLOSED = "Incident Closed"
     FAULT_VERIFIED = "Fault Verified"
+    APPROVAL_REQUESTED = "Approval Requested"
+    APPROVAL_ANSWERED = "Approval Answered"
     NODE_CORDONED = "Node Cordoned"
     DRAIN_PROGRESS = "Drain Progress"
     NODE_DRAINED = "Node Drained"

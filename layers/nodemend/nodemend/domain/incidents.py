@@ -16,7 +16,7 @@ from nodemend.domain.faults import FaultClass, FaultKind, Mode, Rung
 from nodemend.domain.findings import OCCURRENCE_VALID, Finding, add_findings, most_severe
 from nodemend.domain.history import PastIncident
 from nodemend.domain.nodes import NodeRef
-from nodemend.domain.policy import ClusterPolicy, Deadlines, Waits
+from nodemend.domain.policy import ApprovalPoint, ApprovalPolicy, ClusterPolicy, Deadlines, Waits
 from nodemend.domain.reasons import Reason
 
 TIMELINE_LIMIT = 200
@@ -29,6 +29,7 @@ class IncidentState(StrEnum):
     WAITING = "waiting"
     ADMITTED = "admitted"
     VERIFYING = "verifying"
+    APPROVING = "approving"
     CORDONING = "cordoning"
     DRAINING = "draining"
     REPAIRING = "repairing"
@@ -45,10 +46,11 @@ _ENDS = (_S.ESCALATING, _S.CLOSED)
 TRANSITIONS: Mapping[IncidentState, frozenset[IncidentState]] = {
     _S.WAITING: frozenset({_S.ADMITTED, *_ENDS}),
     _S.ADMITTED: frozenset({_S.VERIFYING, _S.WAITING, *_ENDS}),
-    _S.VERIFYING: frozenset({_S.CORDONING, _S.RELEASING, *_ENDS}),
+    _S.VERIFYING: frozenset({_S.APPROVING, _S.CORDONING, _S.RELEASING, *_ENDS}),
+    _S.APPROVING: frozenset({_S.CORDONING, _S.REPAIRING, _S.RELEASING, *_ENDS}),
     _S.CORDONING: frozenset({_S.DRAINING, _S.RELEASING, *_ENDS}),
     _S.DRAINING: frozenset({_S.REPAIRING, _S.RELEASING, *_ENDS}),
-    _S.REPAIRING: frozenset({_S.CHECKING, _S.RELEASING, *_ENDS}),
+    _S.REPAIRING: frozenset({_S.APPROVING, _S.CHECKING, _S.RELEASING, *_ENDS}),
     _S.CHECKING: frozenset({_S.VALIDATING, _S.REPAIRING, _S.RELEASING, *_ENDS}),
     _S.VALIDATING: frozenset({_S.RELEASING, _S.REPAIRING, *_ENDS}),
     _S.RELEASING: frozenset({*_ENDS}),
@@ -60,7 +62,7 @@ TRANSITIONS: Mapping[IncidentState, frozenset[IncidentState]] = {
 TOUCHES_NODE = frozenset(
     {_S.CORDONING, _S.DRAINING, _S.REPAIRING, _S.CHECKING, _S.VALIDATING, _S.RELEASING}
 )
-"""States in which the node may carry our cordon."""
+"""States in which the node may carry our cordon; in APPROVING it may if the cordon is recorded."""
 
 
 class Outcome(StrEnum):
@@ -159,6 +161,33 @@ class RepairRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """What a person said to a request."""
+
+    is_yes: bool
+    by: str
+    why: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalRecord:
+    """The incident's last request for a person's yes, and the answer to it."""
+
+    number: int
+    """Which request of the incident, from 1."""
+    before: ApprovalPoint
+    rungs: tuple[Rung, ...]
+    """The repairs that a yes allows; the first one is what comes next."""
+    asked_at: datetime
+    until: datetime
+    answer: Answer | None = None
+    polls: int = 0
+    rechecks: int = 0
+    """Looks after the yes that could not go on yet."""
+
+
+@dataclass(frozen=True, slots=True)
 class Incident:
     """The record. `version` grows by one with each write and guards against lost updates."""
 
@@ -184,6 +213,8 @@ class Incident:
     waits: Waits = field(default_factory=Waits)
     deadlines: Deadlines = field(default_factory=Deadlines)
     hold_down_s: int = 600
+    approval_policy: ApprovalPolicy | None = None
+    """Pinned, too."""
     plan: tuple[Rung, ...] = ()
     rung_index: int = 0
     group: str = ""
@@ -194,6 +225,9 @@ class Incident:
     execution_arn: str = ""
     verify_attempts: int = 0
     verify_since: datetime | None = None
+    approval: ApprovalRecord | None = None
+    release_for: tuple[Outcome, Reason] | None = None
+    """The end that request_approval has decided on, and that follows once the node is restored."""
     cordon: CordonRecord | None = None
     drain: DrainRecord | None = None
     repair: RepairRecord | None = None

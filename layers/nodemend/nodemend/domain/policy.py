@@ -144,12 +144,30 @@ class Attempts:
     window_s: int = 604_800
 
 
+class ApprovalPoint(StrEnum):
+    """What a person is asked for before it happens."""
+
+    CORDON = "cordon"
+    REPAIR = "repair"
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalPolicy:
+    """Which repairs need a person's yes."""
+
+    before: ApprovalPoint = ApprovalPoint.CORDON
+    rungs: tuple[Rung, ...] = (Rung.REBOOT, Rung.REPLACE)
+    timeout_s: int = 3600
+    """After this the answer is no."""
+
+
 @dataclass(frozen=True, slots=True)
 class Waits:
     """Seconds between two looks of a waiting step; the last entry repeats."""
 
     drain_poll_s: tuple[int, ...] = (20, 60, 300)
     check_poll_s: tuple[int, ...] = (20, 60, 300)
+    approval_poll_s: tuple[int, ...] = (20, 60)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +224,8 @@ class Policy:
     startup_grace_s: int = 1800
     repeat_window_s: int = 604_800
     attempts: Attempts = Attempts()
+    approval: ApprovalPolicy | None = None
+    """None: nobody is asked."""
     rules: Mapping[str, RulePolicy] = field(default_factory=dict)
     exclude: tuple[str, ...] = ()
     hold_s: Mapping[Verdict, int] = field(default_factory=lambda: DEFAULT_HOLD_S)

@@ -35,6 +35,10 @@ REMEDIES = {
     "boot_id_unknown": _CORDON_STAYS
     + "Look at the node's kubelet: it reports no boot id. "
     + _UNCORDON,
+    "approval_denied": "Nothing more is done for this fault on this boot for a day. To repair the "
+    "node after all, start the remediation by hand.",
+    "approval_expired": "Nobody answered, and the node is in the pool with its fault. Start the "
+    "remediation by hand, and see that the topic of ApprovalTopicArn reaches somebody.",
     "attempts_exhausted": "This machine had all the repairs that the policy allows within the "
     "window (attempts). It takes pods again: decide whether it is to go for good, or start the "
     "remediation by hand.",
