@@ -32,6 +32,7 @@ _ACTIONS = {
     ("drain_node", "patch"): "release",
     ("start_repair", "patch"): "release",
     ("request_approval", "patch"): "release",
+    ("watch_incidents", "patch"): "release",
     ("start_repair", "RebootInstances"): "reboot",
     ("start_repair", "TerminateInstanceInAutoScalingGroup"): "replace",
 }

@@ -38,7 +38,7 @@ from nodemend.application.set_pause import SetPausePorts
 from nodemend.application.start_repair import RepairPorts
 from nodemend.application.steps import StepPorts
 from nodemend.application.verify_fault import VerifyPorts
-from nodemend.application.watch_incidents import WatchPorts
+from nodemend.application.watching import WatchPorts
 from nodemend.catalogue import load_catalogue
 from nodemend.contracts.policy import check_rules, parse_policy
 from nodemend.domain.policy import Policy
@@ -361,6 +361,9 @@ def watch_ports() -> WatchPorts:
         closing=_closing_ports(),
         policies=_policies(),
         executions=_executions(),
+        clusters=_clusters(),
+        bus=_bus(),
+        memory=DynamoScanMemory(table=_records().table, client=_dynamodb(), clock=_clock),
         telemetry=_telemetry(),
         clock=_clock,
     )

@@ -21,7 +21,7 @@ from nodemend.application.scan_gpu_health import ScanPorts
 from nodemend.application.start_repair import RepairPorts
 from nodemend.application.steps import StepPorts
 from nodemend.application.verify_fault import VerifyPorts
-from nodemend.application.watch_incidents import WatchPorts
+from nodemend.application.watching import WatchPorts
 from nodemend.catalogue import load_catalogue
 from nodemend.contracts.dispatch import DispatchHint, DispatchIncidentsRequest
 from nodemend.domain.capacity import IN_SERVICE, AutoScalingGroup
@@ -367,6 +367,9 @@ class Stage:
             closing=self.closing,
             policies=self._tap(self.policies, "policies"),
             executions=self._tap(self.executions, "executions"),
+            clusters=self._tap(self.clusters, "clusters"),
+            bus=self._tap(self.bus, "bus"),
+            memory=self._tap(self.memory, "memory"),
             telemetry=self.telemetry,
             clock=self.clock,
         )

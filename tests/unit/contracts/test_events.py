@@ -62,6 +62,7 @@ DATA: Mapping[DetailType, dict[str, Any]] = {
         "policy_version": "v1",
     },
     DetailType.INCIDENT_REJECTED: {"findings": FOUND},
+    DetailType.INCIDENT_OVERDUE: {"state": "draining", "since": NOW, "remedy": "look"},
     DetailType.INCIDENT_ESCALATED: {"error": "ValueError"},
     DetailType.INCIDENT_CLOSED: {"remedy": "go", "replacement": NEW},
     DetailType.FAULT_VERIFIED: {"findings": FOUND},

@@ -13,6 +13,7 @@ from tests.unit.structure.repository import (
     folder_of,
     lambda_functions,
     refs,
+    resources,
     snake,
     template,
 )
@@ -128,6 +129,28 @@ def test_a_batch_of_faults_fits_into_the_time_out_though_every_call_hangs():
     timeout_s = properties.get("Timeout", template()["Globals"]["Function"]["Timeout"])
 
     assert queue["Properties"]["BatchSize"] * 6 < timeout_s
+
+
+def test_every_dead_letter_queue_has_an_alarm_on_its_first_message():
+    queues = set()
+    for name in template()["Resources"]:
+        properties = template()["Resources"][name].get("Properties", {})
+        target = properties.get("RedrivePolicy", {}).get("deadLetterTargetArn")
+        targets = [target] if target else []
+        targets += [
+            one["DeadLetterConfig"]["Arn"]
+            for one in properties.get("Targets", [])
+            if "DeadLetterConfig" in one
+        ]
+        queues |= {one["GetAtt"].removesuffix(".Arn") for one in targets}
+    watched = {
+        one["Dimensions"][0]["Value"]["GetAtt"].removesuffix(".QueueName")
+        for one in resources("AWS::CloudWatch::Alarm").values()
+        if one["MetricName"] == "ApproximateNumberOfMessagesVisible" and one["Threshold"] == 0
+    }
+
+    assert len(queues) == 2
+    assert watched == queues
 
 
 @EVERY

@@ -32,7 +32,7 @@ def release_node(request: ReleaseNodeRequest, *, ports: StepPorts) -> ReleaseNod
     now = ports.clock.now()
     incident = move(incident, IncidentState.RELEASING, now)
     cluster = ports.clusters.open(pinned_cluster(incident))
-    outcome, reason = _outcome(incident)
+    outcome, reason = proven_outcome(incident)
     if outcome is Outcome.REPLACED:
         # Its instance was terminated. A lifecycle hook may keep the node for a while yet, and a
         # sick node that is on its way out must not take pods again.
@@ -51,7 +51,8 @@ def release_node(request: ReleaseNodeRequest, *, ports: StepPorts) -> ReleaseNod
     return ReleaseNodeResult(incident_id=incident.id)
 
 
-def _outcome(incident: Incident) -> tuple[Outcome, Reason]:
+def proven_outcome(incident: Incident) -> tuple[Outcome, Reason]:
+    """Return the end of an incident that has only its release left."""
     repair = incident.repair
     if repair is not None and repair.rung is Rung.REPLACE and repair.replacement_node is not None:
         new = repair.replacement_node

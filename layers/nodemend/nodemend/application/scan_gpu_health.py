@@ -175,6 +175,8 @@ def _news(
         reports[report] = Report(fingerprint, now)
     blind_name = _blind_name(family)
     fingerprint = " ".join(sorted(f"{rule}:{why.code}" for rule, why in unknown.items()))
+    # The heartbeat: by its age watch_incidents sees that the scans have stopped.
+    reports[f"scan/{family}"] = Report("", now)
     known = last.get(blind_name)
     if fingerprint != (known.fingerprint if known else ""):
         reports[blind_name] = Report(fingerprint, now)

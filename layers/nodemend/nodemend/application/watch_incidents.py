@@ -1,76 +1,128 @@
 """The watchdog: what fell through the cracks is repaired, or handed to a person once."""
 
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from datetime import timedelta
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TypeVar
 
-from nodemend.application.closing import ClosingPorts, close_and_free
-from nodemend.application.ports import (
-    Clock,
-    Executions,
-    ExecutionStatus,
-    Policies,
-    Telemetry,
-)
-from nodemend.application.steps import update_guard
+from nodemend.application.closing import close_and_free, free
+from nodemend.application.left_cordons import watch_cordons
+from nodemend.application.overdue_incidents import watch_overdue
+from nodemend.application.ports import ExecutionStatus
+from nodemend.application.release_node import proven_outcome
+from nodemend.application.silent_scans import watch_scans
+from nodemend.application.steps import pinned_cluster, update_guard
+from nodemend.application.watching import WatchPorts, rotated
 from nodemend.contracts.watch import WatchIncidentsRequest, WatchIncidentsResult
 from nodemend.domain.errors import ConcurrentUpdateError, NodemendError
 from nodemend.domain.guard import expired_slots, release
 from nodemend.domain.incidents import TOUCHES_NODE, Incident, IncidentState, Outcome
+from nodemend.domain.policy import ClusterPolicy, Policy
 from nodemend.domain.reasons import Reason
+from nodemend.domain.watch import SETTLED_AFTER, STEP, why_nobody_needed
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-STEP = "watch_incidents"
-
 PENDING_AFTER = timedelta(minutes=1)
 """Events younger than this are still being sent by whoever stored them."""
 
-
-@dataclass(frozen=True, slots=True)
-class WatchPorts:
-    """What the watchdog needs."""
-
-    closing: ClosingPorts
-    policies: Policies
-    executions: Executions
-    telemetry: Telemetry
-    clock: Clock
+LOOK_FOR = timedelta(seconds=25)
+"""No cluster is begun with after this: one whose network swallows packets costs half a minute, and
+the function has a minute."""
 
 
 def watch_incidents(request: WatchIncidentsRequest, *, ports: WatchPorts) -> WatchIncidentsResult:
-    """Close incidents whose execution ended without doing so, free lost slots, send what waits.
+    """Close what its execution left behind, free lost slots, take off cordons that nobody owns.
 
     What bypasses the state machine's Catch (its own time-out, Stop in the console, an error of
-    the interpreter) arrives here, as an event at once and on the schedule in any case.
+    the interpreter) arrives here, as an event at once and on the schedule in any case. What is not
+    safe to mend is told of once: cordons, incidents past their age, scans that stopped.
 
     Raises:
         NodemendError: if the records could not be listed at all.
     """
+    dark: set[str] = set()
     if request.ended is not None:
         incident = ports.closing.incidents.get(request.ended.name)
-        closed = _close_if_left(incident, ports) if incident else 0
+        closed = _close_if_left(incident, dark, ports) if incident else 0
         return WatchIncidentsResult(closed=closed)
+    began = ports.clock.now()
     # First what needs nothing else to be well: events that wait must not wait for a broken policy.
-    sent, unsent = ports.closing.outbox.publish_pending(before=ports.clock.now() - PENDING_AFTER)
+    sent, unsent = ports.closing.outbox.publish_pending(before=began - PENDING_AFTER)
     ports.telemetry.gauge("EventsPending", unsent, "Count")
     # The clusters come from the incidents: a policy that names one no more, or cannot be read,
     # must not leave incidents behind.
     open_incidents = ports.closing.incidents.list_open(None)
-    closed = _each(open_incidents, lambda incident: _close_if_left(incident, ports))
-    known = _known_clusters(ports)
+    closed = _each(open_incidents, lambda incident: _close_if_left(incident, dark, ports))
+    policy = _policy(ports)
+    known = frozenset(cluster.name for cluster in policy.clusters) if policy else None
     closed += _each(open_incidents, lambda incident: _end_if_unknown(incident, known, ports))
     clusters = sorted({incident.cluster for incident in open_incidents} | (known or frozenset()))
-    freed = _each(clusters, lambda cluster: _free_lost_slots(cluster, ports))
+    open_ids = frozenset(incident.id for incident in open_incidents)
+    freed = _each(clusters, lambda cluster: _free_lost_slots(cluster, open_ids, ports))
+    still_open = ports.closing.incidents.list_open(None) if closed else open_incidents
+    overdue = _each(clusters, lambda cluster: watch_overdue(cluster, still_open, ports))
+    ports.telemetry.gauge("IncidentsOverdue", overdue, "Count")
+    silent = restored = left = unseen = 0
+    if policy is not None:
+        silent = _each(sorted(known or ()), lambda cluster: watch_scans(cluster, ports))
+        ports.telemetry.gauge("ScansSilent", silent, "Count")
+        until = began + LOOK_FOR
+        look = partial(
+            watch_cordons, policy=policy, open_incidents=still_open, until=until, ports=ports
+        )
+        restored, left, unseen = _look_at_clusters(
+            policy.clusters, dark, look, until=until, ports=ports
+        )
+        # A rehearsal needs no access to a cluster yet, and must not alarm for it.
+        unseen_now = 0 if policy.is_rehearsal else unseen
+        ports.telemetry.gauge("ClustersUnseen", unseen_now, "Count")
     ports.telemetry.count("Watches")
     return WatchIncidentsResult(
-        closed=closed, freed_slots=freed, sent_events=sent, unsent_events=unsent
+        closed=closed,
+        freed_slots=freed,
+        sent_events=sent,
+        unsent_events=unsent,
+        restored_nodes=restored,
+        left_cordons=left,
+        overdue_incidents=overdue,
+        silent_scans=silent,
+        unseen_clusters=unseen,
     )
+
+
+def _look_at_clusters(
+    clusters: Sequence[ClusterPolicy],
+    dark: set[str],
+    look: Callable[[ClusterPolicy], tuple[int, int]],
+    *,
+    until: datetime,
+    ports: WatchPorts,
+) -> tuple[int, int, int]:
+    """Return (nodes given back, cordons left, clusters that could not be seen).
+
+    Clusters are looked at last, so that one that cannot be reached keeps nothing else waiting.
+    """
+    restored = left = unseen = 0
+    for cluster in rotated(clusters, ports.clock.now()):
+        if cluster.name in dark or ports.clock.now() >= until:
+            unseen += 1
+            continue
+        try:
+            given_back, waiting = look(cluster)
+        except NodemendError:
+            logger.exception("the nodes of cluster %s cannot be looked at", cluster.name)
+            unseen += 1
+            continue
+        restored += given_back
+        left += waiting
+    if not unseen:
+        # Unknown is not none: the alarm keeps its state until all clusters are seen again.
+        ports.telemetry.gauge("CordonsLeft", left, "Count")
+    return restored, left, unseen
 
 
 def _each(things: Iterable[T], look: Callable[[T], int]) -> int:
@@ -84,10 +136,10 @@ def _each(things: Iterable[T], look: Callable[[T], int]) -> int:
     return total
 
 
-def _known_clusters(ports: WatchPorts) -> frozenset[str] | None:
-    """Return the policy's clusters; None if the policy cannot be used: then nobody is unknown."""
+def _policy(ports: WatchPorts) -> Policy | None:
+    """Return the policy; None if it cannot be used: then no cluster is unknown, and none known."""
     try:
-        return frozenset(cluster.name for cluster in ports.policies.current().clusters)
+        return ports.policies.current()
     except NodemendError:
         logger.exception("the watch goes on without a policy")
         return None
@@ -101,7 +153,7 @@ def _end_if_unknown(incident: Incident, known: frozenset[str] | None, ports: Wat
     return _close(incident, Outcome.SKIPPED, reason, ports)
 
 
-def _close_if_left(incident: Incident, ports: WatchPorts) -> int:
+def _close_if_left(incident: Incident, dark: set[str], ports: WatchPorts) -> int:
     if incident.is_closed:
         return 0
     if incident.state is IncidentState.WAITING and not incident.execution_arn:
@@ -116,7 +168,25 @@ def _close_if_left(incident: Incident, ports: WatchPorts) -> int:
     current = ports.closing.incidents.get(incident.id)
     if current is None or current.is_closed:
         return 0
-    return _close(current, *_end_of(current, status), ports)
+    outcome, reason = _end_of(current, status)
+    if outcome is Outcome.NEEDS_HUMAN and current.verdict is None:
+        outcome, reason = _why_nobody_needed(current, dark, ports) or (outcome, reason)
+    return _close(current, outcome, reason, ports)
+
+
+def _why_nobody_needed(
+    incident: Incident, dark: set[str], ports: WatchPorts
+) -> tuple[Outcome, Reason] | None:
+    """Look at the node before a person is called; a cluster that is `dark` is asked only once."""
+    if incident.cluster in dark or incident.cluster_policy is None:
+        return None
+    try:
+        node = ports.clusters.open(pinned_cluster(incident)).get_node(incident.node.name)
+    except NodemendError:
+        logger.exception("incident %s is closed without a look at its node", incident.id)
+        dark.add(incident.cluster)
+        return None
+    return why_nobody_needed(incident, node, ports.clock.now())
 
 
 def _close(incident: Incident, outcome: Outcome, reason: Reason, ports: WatchPorts) -> int:
@@ -133,6 +203,9 @@ def _close(incident: Incident, outcome: Outcome, reason: Reason, ports: WatchPor
 def _end_of(incident: Incident, status: ExecutionStatus | None) -> tuple[Outcome, Reason]:
     if incident.verdict is not None:
         return incident.verdict
+    if incident.state is IncidentState.RELEASING and not incident.dry_run and incident.repair:
+        # The repair is proven: only the cordon is left, and the watch takes that off.
+        return proven_outcome(incident)
     word = status.status if status else "gone"
     if word == "ABORTED":
         return Outcome.ABORTED_BY_OPERATOR, Reason(
@@ -150,15 +223,35 @@ def _end_of(incident: Incident, status: ExecutionStatus | None) -> tuple[Outcome
     return Outcome.NEEDS_HUMAN, reason
 
 
-def _free_lost_slots(cluster: str, ports: WatchPorts) -> int:
-    """Free slots whose lease ran out and whose incident is closed or whose execution ended."""
+def _free_lost_slots(cluster: str, open_ids: frozenset[str], ports: WatchPorts) -> int:
+    """Free slots of incidents that are closed, and of those that no record has after their lease.
+
+    Who closed an incident and died before it had given everything back has left the slot: it goes
+    after the ledger and the machine's record. So all of it is done again, and the fault that was
+    handled does not open anew.
+    """
+    now = ports.clock.now()
     guard = ports.closing.guards.load(cluster)
+    expired = {slot.incident_id for slot in expired_slots(guard, now)}
     freed = 0
-    for slot in expired_slots(guard, ports.clock.now()):
-        incident = ports.closing.incidents.get(slot.incident_id)
-        if incident is not None and not incident.is_closed:
+    for slot in guard.slots.values():
+        if slot.incident_id in open_ids:
             continue  # running, or closed by _close_if_left above, or started again by dispatch
-        lost = partial(release, incident_id=slot.incident_id)
-        update_guard(ports.closing.guards, cluster, lost)
+        incident = ports.closing.incidents.get(slot.incident_id)
+        is_expired = slot.incident_id in expired
+        if incident is None and is_expired:
+            lost = partial(release, incident_id=slot.incident_id)
+            update_guard(ports.closing.guards, cluster, lost)
+        elif incident is not None and _is_left_half_closed(incident, now, is_expired=is_expired):
+            free(incident, now=now, ports=ports.closing)
+        else:
+            continue
         freed += 1
     return freed
+
+
+def _is_left_half_closed(incident: Incident, now: datetime, *, is_expired: bool) -> bool:
+    closed_at = incident.closed_at
+    if not incident.is_closed or closed_at is None:
+        return False
+    return is_expired or now - closed_at >= SETTLED_AFTER

@@ -211,6 +211,29 @@ class ScanBlind(EventDetail):
     rules: tuple[RuleProblem, ...] = Field(min_length=1)
 
 
+class ScanSilent(EventDetail):
+    """A family was not scanned for several intervals, or is scanned again."""
+
+    DETAIL_TYPE: ClassVar[DetailType] = DetailType.SCAN_SILENT
+
+    family: str
+    is_silent: bool = Field(description="false: a scan was completed again.")
+    last_scan_at: datetime | None = Field(
+        default=None, description="The last completed scan; absent if none was ever seen."
+    )
+
+
+class CordonLeft(EventDetail):
+    """A node carries a cordon of ours that nothing takes off any more: a person must decide."""
+
+    DETAIL_TYPE: ClassVar[DetailType] = DetailType.CORDON_LEFT
+
+    node: NodeRefModel
+    owner: str = Field(default="", description="The incident that the node's annotation names.")
+    reason: ReasonModel
+    remedy: str = Field(default="", description="What a person must do now.")
+
+
 class FleetGuardChanged(EventDetail):
     """What stops a whole cluster has changed: the breaker, or a person's pause."""
 
@@ -312,6 +335,16 @@ class IncidentRejected(IncidentDetail):
         default=(), description="Alerts that AMP did not confirm, at most 50."
     )
     alert_count: int = 0
+
+
+class IncidentOverdue(IncidentDetail):
+    """An open incident has been in its state for longer than it should."""
+
+    DETAIL_TYPE: ClassVar[DetailType] = DetailType.INCIDENT_OVERDUE
+
+    state: str
+    since: datetime = Field(description="When it came into the state.")
+    remedy: str = Field(default="", description="What a person must do now.")
 
 
 class FaultVerified(IncidentDetail):
@@ -463,11 +496,14 @@ class IncidentClosed(IncidentDetail):
 EVENT_MODELS: Mapping[DetailType, type[EventDetail]] = {
     DetailType.GPU_FAULT_DETECTED: GpuFaultDetected,
     DetailType.SCAN_BLIND: ScanBlind,
+    DetailType.SCAN_SILENT: ScanSilent,
+    DetailType.CORDON_LEFT: CordonLeft,
     DetailType.FLEET_GUARD_CHANGED: FleetGuardChanged,
     DetailType.INCIDENT_OPENED: IncidentOpened,
     DetailType.INCIDENT_WAITING: IncidentWaiting,
     DetailType.INCIDENT_ADMITTED: IncidentAdmitted,
     DetailType.INCIDENT_REJECTED: IncidentRejected,
+    DetailType.INCIDENT_OVERDUE: IncidentOverdue,
     DetailType.INCIDENT_ESCALATED: IncidentEscalated,
     DetailType.INCIDENT_CLOSED: IncidentClosed,
     DetailType.FAULT_VERIFIED: FaultVerified,

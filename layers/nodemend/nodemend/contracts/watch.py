@@ -28,6 +28,11 @@ class WatchIncidentsResult(BaseModel):
     freed_slots: int = 0
     sent_events: int = 0
     unsent_events: int = 0
+    restored_nodes: int = 0
+    left_cordons: int = 0
+    overdue_incidents: int = 0
+    silent_scans: int = 0
+    unseen_clusters: int = 0
 
 
 class WatchEvent(BaseModel):

@@ -256,6 +256,13 @@ class Policy:
                 return group
         return None
 
+    @property
+    def is_rehearsal(self) -> bool:
+        """True if no node can be changed under this policy: every mode is dry run."""
+        return all((group.mode or self.mode) is Mode.DRY_RUN for group in self.groups) and (
+            self.mode is Mode.DRY_RUN
+        )
+
     def mode_for(self, labels: Mapping[str, str]) -> Mode:
         """Return the mode that binds a node."""
         group = self.group_of(labels)

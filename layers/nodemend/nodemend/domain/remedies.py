@@ -81,12 +81,27 @@ REMEDIES = {
     + _UNCORDON,
     "mode_changed": "The policy's mode was lowered while the remediation ran; a node that was "
     "cordoned stays so. " + _UNCORDON,
-    "execution_stopped": "The execution was stopped by hand. If the node is cordoned: " + _UNCORDON,
+    "execution_stopped": "The execution was stopped by hand. If nothing was asked of the node, its "
+    "cordon is taken off within a minute or two; a repair that was asked for goes on. " + _UNCORDON,
     "concurrent_update": "The record, the guard or the node kept changing under the step: see who "
     "else writes it, then start the remediation again by hand. " + _UNCORDON,
     "illegal_transition": "Two runs worked on one incident, or a step ran out of its order: look "
     "at the execution's history. " + _UNCORDON,
     "invalid_input": "The reason names the wrong field and its remedy. " + _UNCORDON,
+    "waits_long": "See what it waits for in its last Incident Waiting event: a limit that always "
+    "binds, a pause that was forgotten, a window that never opens.",
+    "past_deadline": "Look at its execution in the Step Functions console. If it hangs, stop it "
+    "there: the watch then closes the incident and frees its slot.",
+    "cordon_kept": _CORDON_STAYS + "Nothing is under way any more: repair the node or start the "
+    "remediation again by hand. " + _UNCORDON,
+    "cordon_unreadable": "The annotation nodemend/incident is missing or was changed, so what was "
+    "there before is not known. " + _UNCORDON,
+    "mode_forbids": "Nothing may be changed in a dry run. " + _UNCORDON,
+    "not_gone": "Its replacement works, and its own instance should be terminated: see why it is "
+    "not (lifecycle hook, protection), or terminate it.",
+    "owner_of_other_node": "The annotation was copied from another node. " + _UNCORDON,
+    "owner_unknown": "No record of this stack has the incident. If another stack is at work on the "
+    "cluster, remove one of the two. " + _UNCORDON,
     "execution_failed": "Look at the execution in the Step Functions console. If the node is "
     "cordoned, repair it or start the remediation again by hand.",
 }
