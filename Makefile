@@ -60,12 +60,17 @@ schemas: .venv/.installed ## write events/schemas and docs/RULES.md anew
 unit: .venv/.installed ## unit tests, sockets blocked
 	$(BIN)/python -m pytest tests/unit --disable-socket --allow-unix-socket -q
 
+.PHONY: crash
+crash: .venv/.installed ## every call of every port goes wrong in every way, sockets blocked
+	$(BIN)/python -m pytest tests/crash --disable-socket --allow-unix-socket -q -n 2
+
 .PHONY: test
-test: setup lint ## lint, unit and integration tests, the first scenarios, coverage
+test: setup lint ## lint, unit, integration and crash tests, the first scenarios, coverage
 	@rm -f .coverage .coverage.*
 	time $(BIN)/python -m pytest tests/unit --disable-socket --allow-unix-socket -q --cov --cov-report= --cov-fail-under=0
 	time $(BIN)/python -m pytest tests/integration -q --cov --cov-append --cov-report= --cov-fail-under=0
 	$(BIN)/coverage report
+	time $(MAKE) --no-print-directory crash
 	time $(BIN)/python -m pytest tests/e2e -q -m first
 
 .PHONY: bench-storm

@@ -161,6 +161,10 @@ class FakeCluster:
         """
         self._eviction_answers.setdefault((namespace, name), []).extend(answers)
 
+    def answer_evictions_no_more(self) -> None:
+        """Forget the scripted answers: from now on evictions succeed."""
+        self._eviction_answers.clear()
+
     # --- application.ports.Cluster ----------------------------------------------------------------
 
     def get_node(self, name: str) -> Node | None:
@@ -168,7 +172,7 @@ class FakeCluster:
 
         def read() -> Node | None:
             item = self._nodes.get(name)
-            return None if item is None else node_of(copy.deepcopy(item), self.name)
+            return None if item is None else node_of(item, self.name)
 
         return self.faults.run("get", f"nodes/{name}", read)
 
@@ -177,7 +181,7 @@ class FakeCluster:
 
         def read() -> Sequence[Node]:
             return tuple(
-                node_of(copy.deepcopy(item), self.name)
+                node_of(item, self.name)
                 for _, item in sorted(self._nodes.items())
                 if has_accelerators(item, self._gpu_instance_types)
             )

@@ -158,19 +158,22 @@ class MemoryOutbox:
     def publish_pending(
         self, *, before: datetime | None = None, limit: int = 100
     ) -> tuple[int, int]:
-        pending = sorted(
-            (record.incident.opened_at, incident_id)
-            for incident_id, record in self._incidents.records.items()
-            if record.outbox
-        )
         sent = unsent = 0
-        for _, incident_id in pending[:limit]:
+        for incident_id in self.pending(limit):
             now_sent, now_unsent, is_reachable = self._publish(incident_id, before=before)
             sent += now_sent
             unsent += now_unsent
             if not is_reachable:
                 break
         return sent, unsent
+
+    def pending(self, limit: int = 100) -> Sequence[str]:
+        pending = sorted(
+            (record.incident.opened_at, incident_id)
+            for incident_id, record in self._incidents.records.items()
+            if record.outbox
+        )
+        return [incident_id for _, incident_id in pending[:limit]]
 
     def _publish(
         self,

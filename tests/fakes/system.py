@@ -1,6 +1,7 @@
 """A clock that a test moves, ids that count, and an invocation with a given time left."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 START = datetime(2026, 5, 1, 10, 0, tzinfo=UTC)
@@ -8,16 +9,28 @@ START = datetime(2026, 5, 1, 10, 0, tzinfo=UTC)
 
 @dataclass
 class ManualClock:
-    """`Clock` that stands still until it is moved."""
+    """`Clock` that stands still until it is moved; what others do meanwhile happens on the way."""
 
     at: datetime = START
+    _due: list[tuple[datetime, Callable[[], object]]] = field(default_factory=list)
 
     def now(self) -> datetime:
         return self.at
 
+    def after(self, seconds: float, what: Callable[[], object]) -> None:
+        """Let something happen when this much time has passed."""
+        self._due.append((self.at + timedelta(seconds=seconds), what))
+
     def advance(self, seconds: float) -> datetime:
         """Move on and return the new time."""
-        self.at += timedelta(seconds=seconds)
+        end = self.at + timedelta(seconds=seconds)
+        while due := [one for one in self._due if one[0] <= end]:
+            first = min(due, key=lambda one: one[0])
+            self._due.remove(first)
+            self.at = max(self.at, first[0])
+            first[1]()
+        # What happened may have moved the clock itself.
+        self.at = max(self.at, end)
         return self.at
 
 

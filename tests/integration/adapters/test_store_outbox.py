@@ -189,6 +189,14 @@ def test_pending_events_of_all_incidents_are_sent_oldest_incident_first(harness:
     assert harness.outbox.publish_pending() == (0, 0)
 
 
+def test_the_incidents_with_unsent_events_are_named_oldest_first(harness: Harness) -> None:
+    for number, name in enumerate(("01B", "01A", "01C")):
+        create(harness, name, opened_at=START.replace(hour=12 + number))
+    harness.outbox.publish("01A")
+    assert list(harness.outbox.pending()) == ["01B", "01C"]
+    assert list(harness.outbox.pending(limit=1)) == ["01B"]
+
+
 def test_a_limit_bounds_how_many_incidents_are_looked_at(harness: Harness) -> None:
     for number in range(5):
         create(harness, f"01TEST{number}", opened_at=START.replace(minute=number))

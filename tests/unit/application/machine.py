@@ -27,7 +27,7 @@ from nodemend.application.validate_node import validate_node
 from nodemend.application.verify_fault import verify_fault
 from nodemend.contracts import steps
 from nodemend.domain.errors import NodemendError
-from tests.unit.application.stage import Stage
+from tests.unit.application.stage import CrashError, Stage
 
 DEFINITION = Path(__file__).parents[3] / "statemachines" / "remediate_node.asl.yaml"
 
@@ -119,8 +119,9 @@ class Machine:
             try:
                 parsed = request.model_validate(parameters["Payload"])
                 result = use_case(parsed, ports=getattr(self.stage, ports))
-            except (NodemendError, ValueError) as error:
-                name = type(error).__name__
+            except (NodemendError, ValueError, CrashError) as error:
+                is_crash = isinstance(error, CrashError)
+                name = error.lambda_error if is_crash else type(error).__name__
                 if self._is_retried(state, name, attempts):
                     continue
                 rule = _matching(state["Catch"], name)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from nodemend.application.close_incident import ClosePorts
@@ -65,6 +65,15 @@ CARRIES_CORDON = frozenset({IncidentState.REPAIRING, IncidentState.CHECKING})
 class CrashError(BaseException):
     """The process is gone: nothing in the product may catch this."""
 
+    lambda_error = "Runtime.ExitError"
+    """What Step Functions hears of it from Lambda."""
+
+
+class HangError(CrashError):
+    """The invocation hung until Lambda ended it."""
+
+    lambda_error = "Sandbox.Timedout"
+
 
 class Crasher:
     """Counts the calls of all ports and ends the process after one of them."""
@@ -73,6 +82,12 @@ class Crasher:
         self.calls: list[str] = []
         self.after: int | None = None
         self.has_crashed = False
+
+    def call(self, name: str, act: "partial[Any]") -> Any:
+        """Make a call of a port."""
+        result = act()
+        self.count(name)
+        return result
 
     def count(self, name: str) -> None:
         """Note a call that has had its effect; crash if it is the chosen one."""
@@ -100,8 +115,8 @@ class Tap:
             return member
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            result = member(*args, **kwargs)
-            self._crasher.count(f"{self._name}.{name}")
+            act = partial(member, *args, **kwargs)
+            result = self._crasher.call(f"{self._name}.{name}", act)
             if isinstance(result, FakeCluster):
                 return Tap(result, self._crasher, "cluster")
             return result
@@ -559,9 +574,9 @@ class Stage:
             node_name(number), lambda node: replace(node, is_unschedulable=False)
         )
 
-    def swap_machine(self, number: int = 1, newcomer: int = 9) -> None:
+    def swap_machine(self, number: int = 1, newcomer: int = 9, **changes: Any) -> None:
         """Let another machine take the node's name, as AWS hands out addresses again."""
-        other = gpu_node(newcomer)
+        other = gpu_node(newcomer, **changes)
         self.cluster.add_node(replace(other, ref=replace(other.ref, name=node_name(number))))
 
     def replace_node(self, number: int = 1, newcomer: int = 9, **changes: Any) -> None:

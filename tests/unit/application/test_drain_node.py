@@ -12,6 +12,7 @@ from nodemend.domain.faults import Mode
 from nodemend.domain.incidents import DrainRecord, IncidentState, Outcome
 from nodemend.domain.nodes import OWNER_ANNOTATION, Readiness
 from nodemend.domain.pods import EvictionAnswer, Owner, Toleration
+from nodemend.domain.reasons import Reason
 from tests.unit.application import run
 from tests.unit.application.stage import (
     APF_429,
@@ -434,6 +435,21 @@ def test_r10_the_same_pods_on_a_ready_node_are_waited_for_to_the_deadline() -> N
     assert verdict is not None
     assert (verdict[0], verdict[1].code) == (Outcome.NEEDS_HUMAN, "drain_deadline")
     assert evictions(stage) == []
+
+
+def test_a_last_slice_without_clear_answers_still_says_what_holds_the_pods() -> None:
+    stage, request = draining()
+    stage.cluster.add_pod(pod("a"))
+    stage.cluster.add_budget(budget())
+    stage.cluster.answer_evictions("ml", "a", PDB_429, APF_429)
+    assert run.drain(stage, request).next == "wait"
+    stage.clock.advance(1800)
+
+    assert run.drain(stage, request).next == "close"
+
+    verdict = stage.incident(request.incident_id).verdict
+    assert verdict is not None
+    assert verdict[1] == Reason("blocked_by_pdb", "after 1800 s still ml/a: blocked_by_pdb pdb-a")
 
 
 @pytest.mark.case("R40")

@@ -19,7 +19,7 @@ from nodemend.domain.errors import (
 )
 from nodemend.domain.faults import Mode, Rung
 from nodemend.domain.findings import Finding
-from nodemend.domain.guard import Slot
+from nodemend.domain.guard import Guard, Slot
 from nodemend.domain.incidents import IncidentState, Outcome, RepairRecord
 from nodemend.domain.policy import ClusterPolicy, Limits, MaxUnavailable
 from nodemend.domain.reasons import Reason
@@ -30,6 +30,7 @@ from tests.unit.application.stage import (
     CLUSTER,
     CLUSTER_POLICY,
     GROUP,
+    CrashError,
     Request,
     Stage,
     after_every_crash,
@@ -257,6 +258,71 @@ def test_freeing_what_is_not_closed_changes_nothing() -> None:
 
     assert stage.holds_slot(request.incident_id)
     assert stage.queue.messages == []
+
+
+def half_closed(stage: Stage) -> Request:
+    """Let the watchdog die directly after it has written a stopped incident as closed."""
+    request = stage.put(IncidentState.DRAINING)
+    stage.executions.end(request.incident_id, "ABORTED")
+    for after in range(1, 20):
+        stage.crasher.arm(after)
+        with pytest.raises(CrashError):
+            run.watch(stage, request.incident_id, "ABORTED")
+        if stage.incident(request.incident_id).is_closed:
+            break
+    stage.crasher.arm(None)
+    assert stage.holds_slot(request.incident_id)
+    assert stage.incidents.open_by_node != {}
+    assert stage.bus.accepted == []
+    return request
+
+
+def test_a_close_that_died_in_the_watchdog_is_finished_by_the_next_one() -> None:
+    stage = Stage()
+    request = half_closed(stage)
+
+    run.watch(stage)
+    assert stage.holds_slot(request.incident_id)  # whoever closes it may be at it
+    stage.clock.advance(61)
+    result = run.watch(stage)
+
+    assert (result.sent_events, result.unsent_events) == (1, 0)
+    assert not stage.holds_slot(request.incident_id)
+    assert stage.incidents.open_by_node == {}
+    assert stage.incidents.handled != {}
+    assert stage.queue.messages[-1] == (CLUSTER, "")
+    assert stage.bus.detail_types == ["Incident Closed"]
+
+
+def test_the_end_of_a_close_that_cannot_be_finished_yet_stays_untold() -> None:
+    stage = Stage()
+    request = half_closed(stage)
+    stage.clock.advance(61)
+    store = stage.guards.store
+    stage.guards.store = lambda guard: False  # type: ignore[method-assign]
+
+    run.watch(stage)
+
+    assert stage.bus.accepted == []  # or nobody would know that it is to be finished
+    stage.guards.store = store  # type: ignore[method-assign]
+    run.watch(stage)
+    assert not stage.holds_slot(request.incident_id)
+    assert stage.bus.detail_types == ["Incident Closed"]
+
+
+def test_a_close_that_can_never_be_finished_does_not_keep_the_others_silent() -> None:
+    stage = Stage()
+    half_closed(stage)
+    stage.clock.advance(61)
+
+    def denied(cluster: str) -> Guard:
+        raise AwsForbiddenError("dynamodb:GetItem")
+
+    stage.guards.load = denied  # type: ignore[method-assign]
+
+    run.watch(stage)
+
+    assert stage.bus.detail_types == ["Incident Closed"]
 
 
 @pytest.mark.case("R70")

@@ -9,14 +9,16 @@ import pytest
 
 from nodemend.application.open_incident import open_incident, resolve
 from nodemend.domain.errors import AwsUnavailableError, ConcurrentUpdateError, InvalidInputError
-from nodemend.domain.faults import Mode, Verdict
+from nodemend.domain.faults import Mode, Rung, Verdict
 from nodemend.domain.findings import Finding
+from nodemend.domain.history import PastIncident, gpu, instance
 from nodemend.domain.incidents import IncidentState, Outcome
 from nodemend.domain.reasons import Reason
 from tests.fakes.system import START
 from tests.unit.application import run
 from tests.unit.application.stage import (
     CLUSTER,
+    CrashError,
     Stage,
     after_every_crash,
     enforce,
@@ -196,6 +198,21 @@ def test_the_pointer_of_a_closed_incident_is_dropped() -> None:
     assert stage.incidents.open_by_node[CLUSTER, "uid-1"] == opened
 
 
+def test_a_close_that_died_is_noted_before_its_fault_can_open_again() -> None:
+    stage = Stage()
+    request = stage.put(IncidentState.DRAINING)
+    stage.save(request.incident_id, verdict=(Outcome.NEEDS_HUMAN, Reason("blocked_by_pdb", "y")))
+    stage.crasher.arm(2)  # read, then written as closed; nothing else
+    with pytest.raises(CrashError):
+        run.close(stage, request)
+    stage.crasher.arm(None)
+    assert stage.incident(request.incident_id).is_closed
+
+    assert run.open_for(stage, xid_finding()) is None
+    assert run.open_for(stage, temperature_finding()) is not None
+    assert stage.telemetry.counted("FindingsSuppressed", why="duplicate") == 1
+
+
 def test_a_record_that_keeps_changing_leaves_the_message_to_the_queue() -> None:
     stage = Stage()
     stage.put(IncidentState.DRAINING)
@@ -222,6 +239,98 @@ def test_r44_a_late_message_about_the_past_opens_nothing() -> None:
     assert stage.incidents.records == {}
     assert stage.telemetry.counted("FindingsSuppressed", why="stale") == 1
     assert stage.cluster.calls == []
+
+
+def ended_as(outcome: str, fault: str, *rungs: Rung, stage: Stage) -> None:
+    """Let an earlier incident of node 1 and its GPU 3 have ended five minutes from now."""
+    past = PastIncident(
+        incident_id="01EARLIER",
+        at=stage.clock.now() + timedelta(minutes=5),
+        fault=fault,
+        outcome=outcome,
+        instance_id=instance_id(1),
+        gpu_uuids=("GPU-1-3",),
+        rungs=rungs,
+    )
+    stage.history.remember(CLUSTER, (instance(instance_id(1)), gpu("GPU-1-3")), past)
+
+
+def test_a_message_that_comes_after_the_reboot_that_cured_its_fault_opens_nothing() -> None:
+    stage = Stage()
+    ended_as("REBOOTED", "xid 119", Rung.REBOOT, stage=stage)
+    early = xid_finding(code=119)
+    stage.clock.advance(360)
+    stage.boot()
+
+    assert run.open_for(stage, early) is None
+    assert stage.telemetry.counted("FindingsSuppressed", why="stale") == 1
+    assert run.open_for(stage, early, at(stage, early)) is not None  # what was seen since is news
+
+
+@pytest.mark.parametrize(
+    ("finding", "is_opened"),
+    [
+        (temperature_finding(), False),
+        (temperature_finding(gpu=4), True),
+        (xid_finding(), True),
+        (temperature_finding(gpu_uuid=""), True),
+    ],
+    ids=["the same", "another GPU", "another fault", "of no GPU"],
+)
+@pytest.mark.case("D26")
+def test_d26_a_recovery_ends_only_earlier_evidence_of_the_same_fault(
+    finding: Finding, is_opened: bool
+) -> None:
+    stage = Stage()
+    ended_as("RECOVERED", "thermal", stage=stage)
+    stage.clock.advance(360)
+
+    assert (run.open_for(stage, finding) is not None) is is_opened
+
+
+@pytest.mark.case("R25")
+def test_r25_evidence_that_is_older_than_the_node_is_another_machines() -> None:
+    stage = Stage()
+    finding = xid_finding()
+    stage.clock.advance(300)
+    stage.swap_machine(created_at=stage.clock.now())
+
+    assert run.open_for(stage, finding) is None
+    assert stage.incidents.records == {}
+    assert stage.telemetry.counted("FindingsSuppressed", why="stale") == 1
+
+
+def test_a_fault_that_was_left_to_a_person_during_the_reboot_stays_theirs() -> None:
+    stage = Stage()
+    ended_as("NEEDS_HUMAN", "xid 119", Rung.REBOOT, stage=stage)
+    stage.cordon_as("01EARLIER")
+    stage.clock.advance(360)
+    stage.boot()
+    again = at(stage, xid_finding(code=119))
+
+    assert run.open_for(stage, again) is None
+    assert stage.telemetry.counted("FindingsSuppressed", why="duplicate") == 1
+    stage.uncordon_by_hand()  # they are done
+    assert run.open_for(stage, again) is not None
+
+
+def test_a_message_about_a_node_that_was_replaced_meanwhile_is_no_riddle() -> None:
+    stage = Stage()
+    request = stage.put(IncidentState.DRAINING)
+    stage.save(request.incident_id, verdict=(Outcome.REPLACED, Reason("replaced", "y")))
+    run.close(stage, request)
+    known = set(stage.incidents.records)
+    stage.replace_node()
+    finding = xid_finding()
+    stage.clock.advance(60)
+
+    assert run.open_for(stage, finding) is None
+    assert set(stage.incidents.records) == known
+    assert stage.telemetry.counted("FindingsSuppressed", why="stale") == 1
+    assert (
+        run.open_for(stage, at(stage, finding)) is None
+    )  # a node of that name is unknown, and that is news
+    assert len(stage.incidents.records) == len(known) + 1
 
 
 def test_evidence_of_exactly_fifteen_minutes_still_counts() -> None:

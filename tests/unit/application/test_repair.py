@@ -586,6 +586,20 @@ def test_d32_metrics_that_stay_unknown_end_with_a_person_and_not_with_success() 
     assert reason.text.startswith("after 960 s: rule ")
 
 
+def test_one_lost_answer_at_the_deadline_does_not_decide() -> None:
+    stage, request = validating(deadlines=Deadlines(replace_s=900), hold_down_s=60)
+    stage.metrics.answer("xid-count", samples(xid_labels(9, 79, 0)))
+    assert run.validate(stage, request).next == "wait"
+    stage.clock.advance(960)
+    stage.metrics.answer("xid-count", QueryResult(problem=Reason("amp_timeout", "lost")), times=1)
+
+    assert run.validate(stage, request).next == "wait"
+    assert run.validate(stage, request).next == "close"
+
+    outcome, reason = verdict_of(stage, request)
+    assert (outcome, reason.code) == (Outcome.NEEDS_HUMAN, "replacement_unhealthy")
+
+
 @pytest.mark.parametrize("offered", [0, 2, 56], ids=["mig mixed", "fewer", "time slicing"])
 def test_what_nodes_of_the_type_offer_and_how_many_gpus_report_are_two_expectations(
     offered: int,

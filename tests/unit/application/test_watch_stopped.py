@@ -193,7 +193,9 @@ def check_opens_again(stage: Stage, stopped: Incident) -> None:
     again = replace(fault, evidence=replace(fault.evidence, at=now))
     opened = run.open_for(stage, again)
     is_dealt_with = stage.incident(stopped.id).outcome in (Outcome.REBOOTED, Outcome.REPLACED)
-    if not is_dealt_with:
+    if is_kept(stopped) and stopped.rung is Rung.REBOOT:
+        assert opened is None, "cordoned and under a new boot it is still that person's"
+    elif not is_dealt_with:
         assert opened is not None
     newer = run.open_for(stage, replace(again, code=95, gpu_uuid="GPU-1-5", gpu_index="5"))
     assert newer is not None

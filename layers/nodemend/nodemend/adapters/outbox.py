@@ -112,7 +112,7 @@ class DynamoOutbox:
         the same time-outs.
         """
         sent = unsent = 0
-        for incident_id in self._pending(limit):
+        for incident_id in self.pending(limit):
             progress = self._publish(incident_id, lambda event: before is None or event.at < before)
             sent += progress.sent
             unsent += progress.unsent
@@ -120,7 +120,8 @@ class DynamoOutbox:
                 break
         return sent, unsent
 
-    def _pending(self, limit: int) -> list[str]:
+    def pending(self, limit: int = 100) -> list[str]:
+        """Return the ids of incidents with unsent events, oldest first; none if AWS is away."""
         pages = self._client.get_paginator("query").paginate(
             TableName=self._table,
             IndexName=_OUTBOX_INDEX,

@@ -27,6 +27,9 @@ from nodemend.domain.nodes import NodeRef
 from nodemend.domain.reasons import Reason
 from nodemend.domain.remedies import remedy_for
 
+HALF_CLOSED_AFTER = timedelta(minutes=1)
+"""A close that has not told its end by then died on its way, or EventBridge is away."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClosingPorts:
@@ -67,7 +70,32 @@ def close_and_free(
 
 
 def free(closed: Incident, *, now: datetime, ports: ClosingPorts) -> None:
-    """Give back what a closed incident may still hold, and send what it has to say."""
+    """Give back what a closed incident may still hold, and send what it has to say.
+
+    Sending comes last: an end that is not told yet is how `finish_close` knows a close that died.
+    """
+    if closed.outcome is None or closed.reason is None:
+        return
+    _give_back(closed, now=now, ports=ports)
+    ports.outbox.publish(closed.id)
+    if closed.execution_arn:
+        ports.dispatch_queue.notify(closed.cluster, "")
+
+
+def _give_back(closed: Incident, *, now: datetime, ports: ClosingPorts) -> None:
+    note_end(closed, now=now, incidents=ports.incidents, history=ports.history)
+    # The intention is noted before the call: whether an answer came, the instance may be going.
+    may_be_replaced = any(repair.rung is Rung.REPLACE for repair in _repairs_of(closed))
+    update_guard(
+        ports.guards,
+        closed.cluster,
+        lambda guard: release(guard, closed.id, refunds=not may_be_replaced),
+    )
+    ports.incidents.release_node(closed.cluster, closed.node.uid, closed.id)
+
+
+def note_end(closed: Incident, *, now: datetime, incidents: Incidents, history: History) -> None:
+    """Note what the end means for faults that are reported from now on."""
     if closed.outcome is None or closed.reason is None:
         return
     keys_by_hold: dict[timedelta, list[str]] = {}
@@ -79,30 +107,40 @@ def free(closed: Incident, *, now: datetime, ports: ClosingPorts) -> None:
     since = closed.closed_at or now
     if ends_the_past(closed.outcome, closed.reason, is_dry_run=closed.dry_run):
         name_only = NodeRef(closed.cluster, closed.node.name)
-        ports.incidents.mark_handled(
-            closed.cluster, name_only, [LAST_CLOSE], since + LAST_CLOSE_KEPT
-        )
+        incidents.mark_handled(closed.cluster, name_only, [LAST_CLOSE], since + LAST_CLOSE_KEPT)
     for node in _boots_of(closed):
         for hold, keys in keys_by_hold.items():
-            ports.incidents.mark_handled(closed.cluster, node, keys, since + hold)
+            incidents.mark_handled(closed.cluster, node, keys, since + hold)
     past = past_of(closed)
     if past is not None:
         subjects = subjects_of(closed.node, closed.gpu_uuids)
         if past.replacement_instance_id:
             # The newcomer's own incident must find out that it is a replacement.
             subjects = (*subjects, instance(past.replacement_instance_id))
-        ports.history.remember(closed.cluster, subjects, past)
-    # The intention is noted before the call: whether an answer came, the instance may be going.
-    may_be_replaced = any(repair.rung is Rung.REPLACE for repair in _repairs_of(closed))
-    update_guard(
-        ports.guards,
-        closed.cluster,
-        lambda guard: release(guard, closed.id, refunds=not may_be_replaced),
-    )
-    ports.incidents.release_node(closed.cluster, closed.node.uid, closed.id)
-    ports.outbox.publish(closed.id)
-    if closed.execution_arn:
-        ports.dispatch_queue.notify(closed.cluster, "")
+        history.remember(closed.cluster, subjects, past)
+
+
+def finish_close(incident_id: str, *, now: datetime, ports: ClosingPorts) -> bool:
+    """Finish a close that died between the record and what hangs on it; False if there is none.
+
+    The state machine repeats its own close. One by the watchdog or the dispatcher is repeated by
+    nobody: they look at open incidents only. What is closed and has not told it yet may still hold
+    the node and a slot, and its fault is not noted as handled. Its end is left for the caller to
+    send, afterwards.
+
+    Args:
+        incident_id: an incident with unsent events.
+        now: the time.
+        ports: what closing needs.
+    """
+    incident = ports.incidents.get(incident_id)
+    if incident is None or incident.closed_at is None or not incident.node.uid:
+        return False  # open; or a rejection, which never held a node
+    if now - incident.closed_at < HALF_CLOSED_AFTER:
+        return False  # whoever closes it is at it
+    _give_back(incident, now=now, ports=ports)
+    ports.dispatch_queue.notify(incident.cluster, "")
+    return True
 
 
 def _repairs_of(closed: Incident) -> tuple[RepairRecord, ...]:

@@ -221,7 +221,7 @@ def _after_slice(
             f"{done.forbidden}. Remedy: apply docs/kubernetes/rbac.yaml."
         )
     if now - drain.started_at >= timedelta(seconds=incident.deadlines.drain_s):
-        reason = _why_too_late(incident, blocks, done)
+        reason = _why_too_late(incident, blocks, held, done)
         commit(ports, escalate(updated, reason, step=STEP, now=now))
         return DrainNodeResult(incident_id=incident.id, next="close")
     commit(ports, updated)
@@ -281,10 +281,17 @@ def _block_reason(blocks: Sequence[Block]) -> Reason:
     return Reason(str(worst.verdict), f"{worst.pod}{more}: {worst.cause}{named}{never}")
 
 
-def _why_too_late(incident: Incident, blocks: Sequence[Block], done: _Slice) -> Reason:
+def _why_too_late(
+    incident: Incident, blocks: Sequence[Block], held: Mapping[str, str], done: _Slice
+) -> Reason:
     if blocks:
         why = _block_reason(blocks)
         return Reason(why.code, f"after {incident.deadlines.drain_s} s still {why.text}")
+    if held:
+        # The last slice got no clear answer; the person needs to know what the others got.
+        pod_id, cause = next(iter(held.items()))
+        text = f"after {incident.deadlines.drain_s} s still {pod_id}: {cause}"
+        return Reason(cause.split()[0], text)
     return Reason(
         "drain_deadline",
         f"pods were still ending after {incident.deadlines.drain_s} s "

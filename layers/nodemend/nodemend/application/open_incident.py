@@ -1,10 +1,11 @@
 """Record an incident for a node that a scan found sick. Acts on nothing."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from nodemend.application.closing import note_end
 from nodemend.application.ports import (
     Clock,
     Cluster,
@@ -35,7 +36,13 @@ from nodemend.domain.incidents import (
     event_ids,
     record,
 )
-from nodemend.domain.ledger import ledger_keys
+from nodemend.domain.ledger import (
+    LAST_CLOSE,
+    LAST_CLOSE_KEPT,
+    is_left_to_person,
+    is_past,
+    ledger_keys,
+)
 from nodemend.domain.nodes import Node, NodeRef, is_instance_id
 from nodemend.domain.reasons import Reason
 
@@ -94,23 +101,33 @@ def open_incident(fault: GpuFaultDetected, *, ports: OpenIncidentPorts) -> str |
         _reject_unresolved(fault.cluster, findings, origin, policy.mode, ports, now)
         return None
     mode = policy.mode_for(node.labels)
-    findings = _unhandled(findings, node, mode, ports, now)
-    if not findings:
-        ports.telemetry.count("FindingsSuppressed", cluster=fault.cluster, why="duplicate")
-        return None
-    history = recall(node.ref, findings, ports.history)
-    incident = _new_incident(ports.ids.new(now), node, findings, origin, mode, now, history)
-    return _open_or_attach(incident, ports)
+
+    def opening() -> Incident | None:
+        left = _unhandled(findings, node, mode, ports, now)
+        history = recall(node.ref, left, ports.history) if left else ()
+        news = tuple(one for one in left if not is_left_to_person(one, node, history))
+        if not news:
+            ports.telemetry.count("FindingsSuppressed", cluster=fault.cluster, why="duplicate")
+            return None
+        present = tuple(one for one in news if not is_past(one, node, history))
+        _count_stale(len(news) - len(present), fault.cluster, ports.telemetry)
+        if not present:
+            return None
+        return _new_incident(ports.ids.new(now), node, present, origin, mode, now, history)
+
+    return _open_or_attach(opening, ports)
 
 
 def _current(fault: GpuFaultDetected, now: datetime, telemetry: Telemetry) -> tuple[Finding, ...]:
     findings = tuple(model.to_finding(fault.cluster) for model in fault.findings)
     fresh = tuple(f for f in findings if -CLOCK_SKEW <= now - f.evidence.at <= OCCURRENCE_VALID)
-    if len(fresh) < len(findings):
-        telemetry.count(
-            "FindingsSuppressed", len(findings) - len(fresh), cluster=fault.cluster, why="stale"
-        )
+    _count_stale(len(findings) - len(fresh), fault.cluster, telemetry)
     return fresh
+
+
+def _count_stale(number: int, cluster: str, telemetry: Telemetry) -> None:
+    if number:
+        telemetry.count("FindingsSuppressed", number, cluster=cluster, why="stale")
 
 
 def _names(findings: Iterable[Finding]) -> tuple[str, ...]:
@@ -211,8 +228,11 @@ def opened(incident: Incident, now: datetime) -> Incident:
     )
 
 
-def _open_or_attach(incident: Incident, ports: OpenIncidentPorts) -> str | None:
+def _open_or_attach(opening: Callable[[], Incident | None], ports: OpenIncidentPorts) -> str | None:
+    incident = opening()
     for _ in range(ATTACH_TRIES):
+        if incident is None:
+            return None
         holder = ports.incidents.claim_node(incident.cluster, incident.node.uid, incident.id)
         existing = ports.incidents.get(holder)
         if existing is None:
@@ -225,12 +245,17 @@ def _open_or_attach(incident: Incident, ports: OpenIncidentPorts) -> str | None:
                 return holder
             continue
         if existing.is_closed:
+            # Its close died before it dropped the pointer, and perhaps before it noted what it has
+            # handled: first that, or the same fault would open again at once.
+            now = ports.clock.now()
+            note_end(existing, now=now, incidents=ports.incidents, history=ports.history)
             ports.incidents.release_node(incident.cluster, incident.node.uid, holder)
+            incident = opening()
             continue
         if _attach(existing, incident, ports):
             return holder
     raise ConcurrentUpdateError(
-        f"the open incident of {incident.node.name} kept changing: the message is tried again"
+        "the open incident of the node kept changing: the message is tried again"
     )
 
 
@@ -289,7 +314,15 @@ def _reject_unresolved(
     names = _names(findings)
     ref = NodeRef(cluster, names[0] if names else "")
     keys = [f"unresolved/{name}" for name in names] or ["unresolved/-"]
-    if any(at > now for at in ports.incidents.handled_until(cluster, ref, keys).values()):
+    handled = ports.incidents.handled_until(cluster, ref, [*keys, LAST_CLOSE])
+    last_close = handled.get(LAST_CLOSE)
+    if last_close is not None:
+        ended = last_close - LAST_CLOSE_KEPT
+        if all(finding.evidence.at <= ended for finding in findings):
+            # The message comes late, and the node is gone because we have replaced it.
+            _count_stale(len(findings), cluster, ports.telemetry)
+            return
+    if any(handled.get(key, now) > now for key in keys):
         ports.telemetry.count("FindingsSuppressed", cluster=cluster, why="duplicate")
         return
     reason = Reason(

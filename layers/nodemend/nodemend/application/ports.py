@@ -317,6 +317,13 @@ class Outbox(Protocol):
         """Send unsent events of any incident that happened before; return (sent, still unsent)."""
         ...
 
+    def pending(self, limit: int = 100) -> Sequence[str]:
+        """Return the ids of incidents with unsent events (eventually consistent).
+
+        Never raises: if they cannot be read, there are none to see to now.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Announcement:

@@ -95,6 +95,7 @@ def _judged(incident: Incident, ports: VerifyPorts) -> ValidateNodeResult:
     return _proven(incident, repair, repair.subject, ports)
 
 
+_UNKNOWN = "metrics_unknown"
 _UNHEALTHY = {Rung.REBOOT: "reboot_unhealthy", Rung.REPLACE: "replacement_unhealthy"}
 
 
@@ -120,7 +121,7 @@ def _why_not_clean(
     )
     if seen.unknown:
         rule_id, why = next(iter(seen.unknown.items()))
-        return Reason("metrics_unknown", f"rule {rule_id} cannot be judged: {why}")
+        return Reason(_UNKNOWN, f"rule {rule_id} cannot be judged: {why}")
     mine = (*of_node(seen.findings, ref.name), *_of_same_gpus(incident, repair, seen.findings))
     sick = [finding for finding in mine if finding.verdict.is_actionable]
     if sick:
@@ -144,7 +145,7 @@ def _why_not_seen(
     answers = ports.metrics.query_many(cluster_policy, queries, now)
     for answer in answers.values():
         if answer.problem is not None:
-            return Reason("metrics_unknown", f"{ref.name}: {answer.problem}")
+            return Reason(_UNKNOWN, f"{ref.name}: {answer.problem}")
     counts = [
         int(sample.value)
         for answer in answers.values()
@@ -191,7 +192,9 @@ def _unclean(
     is_reboot = repair.rung is Rung.REBOOT
     deadlines = incident.deadlines
     limit_s = incident.hold_down_s + (deadlines.reboot_s if is_reboot else deadlines.replace_s)
-    if now - incident.state_since >= timedelta(seconds=limit_s):
+    # One answer that is lost at the deadline is no judgement of the node: one more look.
+    is_blind = problem.code == _UNKNOWN and not repair.last_problem.startswith(_UNKNOWN)
+    if now - incident.state_since >= timedelta(seconds=limit_s) and not is_blind:
         late = Reason(problem.code, f"after {limit_s} s: {problem.text}")
         escalated = escalate(noted, late, step=STEP, now=now)
         commit(ports.step, escalated)

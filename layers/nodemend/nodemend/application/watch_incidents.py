@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TypeVar
 
-from nodemend.application.closing import close_and_free, free
+from nodemend.application.closing import close_and_free, finish_close, free
 from nodemend.application.left_cordons import watch_cordons
 from nodemend.application.overdue_incidents import watch_overdue
 from nodemend.application.ports import ExecutionStatus
@@ -15,7 +15,7 @@ from nodemend.application.silent_scans import watch_scans
 from nodemend.application.steps import pinned_cluster, update_guard
 from nodemend.application.watching import WatchPorts, rotated
 from nodemend.contracts.watch import WatchIncidentsRequest, WatchIncidentsResult
-from nodemend.domain.errors import ConcurrentUpdateError, NodemendError
+from nodemend.domain.errors import ConcurrentUpdateError, NodemendError, RetryableError
 from nodemend.domain.guard import expired_slots, release
 from nodemend.domain.incidents import TOUCHES_NODE, Incident, IncidentState, Outcome
 from nodemend.domain.policy import ClusterPolicy, Policy
@@ -51,8 +51,10 @@ def watch_incidents(request: WatchIncidentsRequest, *, ports: WatchPorts) -> Wat
         return WatchIncidentsResult(closed=closed)
     began = ports.clock.now()
     # First what needs nothing else to be well: events that wait must not wait for a broken policy.
-    sent, unsent = ports.closing.outbox.publish_pending(before=began - PENDING_AFTER)
-    ports.telemetry.gauge("EventsPending", unsent, "Count")
+    sent = unsent = 0
+    if _finish_closes(ports):
+        sent, unsent = ports.closing.outbox.publish_pending(before=began - PENDING_AFTER)
+        ports.telemetry.gauge("EventsPending", unsent, "Count")
     # The clusters come from the incidents: a policy that names one no more, or cannot be read,
     # must not leave incidents behind.
     open_incidents = ports.closing.incidents.list_open(None)
@@ -123,6 +125,24 @@ def _look_at_clusters(
         # Unknown is not none: the alarm keeps its state until all clusters are seen again.
         ports.telemetry.gauge("CordonsLeft", left, "Count")
     return restored, left, unseen
+
+
+def _finish_closes(ports: WatchPorts) -> bool:
+    """Finish closes that died half-way; False if one has to be tried again.
+
+    They are known by their end, which is not sent yet: so it must not be sent before.
+    """
+    is_done = True
+    for incident_id in ports.closing.outbox.pending():
+        try:
+            finish_close(incident_id, now=ports.clock.now(), ports=ports.closing)
+        except RetryableError:
+            logger.exception("the close of incident %s is not finished yet", incident_id)
+            is_done = False
+        except NodemendError:
+            # Will not get better by itself, and must not keep back what the others have to say.
+            logger.exception("the close of incident %s cannot be finished", incident_id)
+    return is_done
 
 
 def _each(things: Iterable[T], look: Callable[[T], int]) -> int:

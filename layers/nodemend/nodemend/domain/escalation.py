@@ -133,14 +133,13 @@ def past_of(closed: Incident) -> PastIncident | None:
     is_told = closed.outcome in _REMEMBERED and not closed.dry_run and bool(closed.execution_arn)
     if not is_told or closed.outcome is None:
         return None
-    code = closed.primary.code if closed.primary else None
     at = closed.closed_at or closed.state_since
     replacement = closed.repair.replacement_instance_id if closed.repair else ""
     earlier = generation_of(closed.history, closed.node.instance_id, at - CHURN_WINDOW)
     return PastIncident(
         incident_id=closed.id,
         at=at,
-        fault=f"{closed.fault_class} {code}" if code is not None else str(closed.fault_class),
+        fault=closed.primary.fault_words if closed.primary else str(closed.fault_class),
         outcome=str(closed.outcome),
         instance_id=closed.node.instance_id,
         gpu_uuids=closed.gpu_uuids,

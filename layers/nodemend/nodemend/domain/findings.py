@@ -74,6 +74,11 @@ class Finding:
         """Fault class, with the XID code where there is one: what a whole fleet can share."""
         return f"{self.fault_class}/{self.code}" if self.code is not None else f"{self.fault_class}"
 
+    @property
+    def fault_words(self) -> str:
+        """The fault as the record of a machine names it: `xid 119`."""
+        return self.fault.replace("/", " ")
+
 
 def is_blank(value: float) -> bool:
     """Tell whether a value is one of DCGM's blanks (or not a number), not a measurement.

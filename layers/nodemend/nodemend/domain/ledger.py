@@ -1,9 +1,14 @@
 """How long a handled fault stays handled, so that a sticky value never reopens an incident."""
 
+from collections.abc import Iterable
 from datetime import timedelta
 
-from nodemend.domain.faults import FaultKind
+from nodemend.domain.cordon import is_cordoned_by
+from nodemend.domain.faults import FaultKind, Rung
+from nodemend.domain.findings import Finding
+from nodemend.domain.history import PastIncident
 from nodemend.domain.incidents import Outcome
+from nodemend.domain.nodes import Node
 from nodemend.domain.reasons import Reason
 
 FOR_THIS_BOOT = timedelta(days=30)
@@ -95,3 +100,50 @@ def hold_after(outcome: Outcome, reason: Reason, kind: FaultKind) -> timedelta |
             return FOR_THIS_BOOT if kind is FaultKind.EVENT else None
         case Outcome.SUPERSEDED:
             return None
+
+
+def is_past(finding: Finding, node: Node, record: Iterable[PastIncident]) -> bool:
+    """Tell whether a finding that comes late is about what there is no more.
+
+    A queue tries a message again after minutes. By then another machine may have the node's name;
+    or the node has been rebooted and proven, and the query at the evidence's time would confirm a
+    fault that is over, and reboot it once more. A recovery ends nothing but the same fault (D26).
+
+    Args:
+        finding: what was found.
+        node: the node that its labels name now.
+        record: earlier incidents of the machine and of its GPUs.
+    """
+    seen = finding.evidence.at
+    if node.created_at is not None and seen < node.created_at:
+        return True
+    return any(
+        past.instance_id == node.ref.instance_id and seen <= past.at and _has_ended(finding, past)
+        for past in record
+    )
+
+
+def _has_ended(finding: Finding, past: PastIncident) -> bool:
+    if past.outcome == Outcome.REBOOTED:
+        return True
+    return past.outcome == Outcome.RECOVERED and _is_same_fault(finding, past)
+
+
+def is_left_to_person(finding: Finding, node: Node, record: Iterable[PastIncident]) -> bool:
+    """Tell whether an earlier incident has left this very fault to a person, cordon and all.
+
+    The ledger knows that by the boot. An incident that ended while its reboot was under way could
+    not know the boot that came of it.
+    """
+    return any(
+        past.outcome in (Outcome.NEEDS_HUMAN, Outcome.ABORTED_BY_OPERATOR)
+        and Rung.REBOOT in past.rungs
+        and is_cordoned_by(node, past.incident_id)
+        and _is_same_fault(finding, past)
+        for past in record
+    )
+
+
+def _is_same_fault(finding: Finding, past: PastIncident) -> bool:
+    is_same_gpu = finding.gpu_uuid in past.gpu_uuids if finding.gpu_uuid else not past.gpu_uuids
+    return is_same_gpu and past.fault == finding.fault_words
