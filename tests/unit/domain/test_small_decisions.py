@@ -24,6 +24,7 @@ from nodemend.domain.faults import FaultClass, FaultKind, Mode, Rung, Verdict
 from nodemend.domain.incidents import Outcome
 from nodemend.domain.ledger import (
     FOR_THIS_BOOT,
+    OTHERS_AT_WORK,
     QUIET,
     WARM_UP,
     hold_after,
@@ -106,7 +107,7 @@ def test_there_are_examples_to_hold() -> None:
                 ("warm_up", WARM_UP),
                 ("not_confirmed", FOR_THIS_BOOT),
                 ("excluded", QUIET),
-                ("other_remediator", QUIET),
+                ("other_remediator", OTHERS_AT_WORK),
                 ("mode_changed", QUIET),
             )
             for kind in FaultKind

@@ -21,7 +21,14 @@ QUIET = timedelta(hours=24)
 WARM_UP = timedelta(minutes=30)
 """The default start-up grace."""
 
-_FOR_A_TIME = {"warm_up": WARM_UP, "not_confirmed": FOR_THIS_BOOT}
+OTHERS_AT_WORK = timedelta(hours=1)
+"""A refresh, an update or a scale-down is over by then, or still to be told of."""
+
+_FOR_A_TIME = {
+    "warm_up": WARM_UP,
+    "not_confirmed": FOR_THIS_BOOT,
+    "other_remediator": OTHERS_AT_WORK,
+}
 """How long a skipped fault stays quiet, where its reason says more than `QUIET`."""
 
 _UNJUDGED = frozenset(
