@@ -12,6 +12,7 @@ from botocore.exceptions import BotoCoreError
 
 from nodemend.domain.faults import FaultClass
 from ops.answering import answer_approval
+from ops.coverage import metrics_of, place_of, report
 from ops.pausing import set_pause
 from ops.policy_check import Question, explain, foretell
 from ops.policy_deploy import ALL_AT_ONCE, deploy_policy
@@ -121,6 +122,15 @@ def _deploy(options: argparse.Namespace, stack_of: StackOf, _: Callable[[], date
     print(f"policy version {done.version} is in force within 30 s{baking}")
 
 
+def _coverage(options: argparse.Namespace, stack_of: StackOf, now: Callable[[], datetime]) -> None:
+    stack = stack_of(options.stack, options.region)
+    cluster, policy = place_of(stack, options.cluster, options.policy)
+    lines, blind = report(cluster, policy, metrics_of(stack), now())
+    print("\n".join(lines))
+    if blind:
+        raise CommandError(f"{blind} rules are blind in {cluster.name}")
+
+
 # --- words --------------------------------------------------------------------------------------
 
 
@@ -172,6 +182,11 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--by", dest="answered_by", default="", help="default: you")
         _add_stack(command)
         command.set_defaults(run=_answer)
+    coverage = commands.add_parser("coverage", help="what the rules can see, and what is blind")
+    coverage.add_argument("--cluster", required=True, help="as the policy names it")
+    coverage.add_argument("--policy", type=Path, default=None, help="file that names the cluster")
+    _add_stack(coverage)
+    coverage.set_defaults(run=_coverage)
     policy = commands.add_parser("policy", help="check or deploy a policy")
     verbs = policy.add_subparsers(dest="verb", required=True)
     _add_check(verbs.add_parser("check", help="explain a policy, and what it would do"))

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
@@ -42,12 +42,17 @@ class Stack:
         Raises:
             CommandError: if there is no such stack, or it cannot be read.
         """
-        try:
-            answer = self.session.client("cloudformation").describe_stacks(StackName=self.name)
-        except (BotoCoreError, ClientError) as error:
-            raise said(error, f"stack {self.name} cannot be read") from error
-        outputs = answer["Stacks"][0].get("Outputs", [])
+        outputs = self._described().get("Outputs", [])
         return {one.get("OutputKey", ""): one.get("OutputValue", "") for one in outputs}
+
+    def parameters(self) -> Mapping[str, str]:
+        """Return the parameters that the stack was deployed with.
+
+        Raises:
+            CommandError: if there is no such stack, or it cannot be read.
+        """
+        given = self._described().get("Parameters", [])
+        return {one.get("ParameterKey", ""): one.get("ParameterValue", "") for one in given}
 
     def output(self, name: str) -> str:
         """Return one output.
@@ -62,6 +67,15 @@ class Stack:
                 "deploy a release that has it"
             )
         return value
+
+    def _described(self) -> Mapping[str, Any]:
+        try:
+            client: Any = self.session.client("cloudformation")
+            answer = client.describe_stacks(StackName=self.name)
+        except (BotoCoreError, ClientError) as error:
+            raise said(error, f"stack {self.name} cannot be read") from error
+        described: Mapping[str, Any] = answer["Stacks"][0]
+        return described
 
     def stepfunctions(self) -> "SFNClient":
         """Return the client for Step Functions."""

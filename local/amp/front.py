@@ -9,9 +9,11 @@ access. The rest of a request goes to Prometheus as it is, and so does the answe
 import json
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlencode
 
@@ -35,6 +37,15 @@ _UNSAFE_IN_QUERY = re.compile(r'[{}"<>|\\^`\s]')
 _WARNING = "max_samples_processed_warning_threshold"
 _ERROR = "max_samples_processed_error_threshold"
 _QUERIES = frozenset({"query", "query_range"})
+_ACTIONS = defaultdict(
+    lambda: "aps:QueryMetrics",
+    rules="aps:ListRules",
+    alerts="aps:ListAlerts",
+    series="aps:GetSeries",
+    labels="aps:GetLabels",
+    values="aps:GetLabels",
+    metadata="aps:GetMetricMetadata",
+)
 _TIMED_OUT = "query timed out - consider simplifying your query"
 _PROMETHEUS_TIMEOUT_S = 90.0
 _HOP_HEADERS = frozenset({"connection", "content-length", "transfer-encoding", "date", "server"})
@@ -185,6 +196,8 @@ class AmpFront:
         if is_measured and not wants_stats:
             parameters.append(("stats", "all"))
         answer = self._forward(base, call, parameters)
+        if call.resource == "rules":
+            answer = _with_namespaces(answer)
         if is_measured and answer.status == HTTPStatus.OK:
             answer = _limited(answer, limits, keep_stats=wants_stats)
         return answer
@@ -266,6 +279,16 @@ def _limited(answer: _Answer, limits: Mapping[str, int | None], *, keep_stats: b
     return _json(200, document)
 
 
+def _with_namespaces(answer: _Answer) -> _Answer:
+    """Name the rule groups' namespaces: AMP has no files, and says the namespace instead."""
+    if answer.status != HTTPStatus.OK:
+        return answer
+    document = json.loads(answer.body)
+    for group in document["data"]["groups"]:
+        group["file"] = PurePosixPath(group["file"]).stem
+    return _json(200, document)
+
+
 def _with_warning(answer: _Answer, text: str) -> _Answer:
     if answer.status != HTTPStatus.OK:
         return answer
@@ -310,7 +333,7 @@ def _usual(status: int, call: _Call) -> _Answer:
             return _aws_error(
                 403,
                 "AccessDeniedException",
-                f"User: {call.caller} is not authorized to perform: aps:QueryMetrics"
+                f"User: {call.caller} is not authorized to perform: {_ACTIONS[call.verb]}"
                 f" on resource: workspace/{call.workspace}",
             )
         case 422:

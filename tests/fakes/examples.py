@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from nodemend.contracts.events import FindingModel
+from nodemend.contracts.evidence import FindingModel
 from nodemend.domain.events import DetailType
 from nodemend.domain.faults import FaultClass, FaultKind, Mode, Rung, Verdict
 from nodemend.domain.findings import Evidence, Finding

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from nodemend.application.ports import QueryResult
+from nodemend.application.ports import QueryResult, RuleGroupsResult
 from nodemend.domain.policy import ClusterPolicy
 from nodemend.domain.reasons import Reason
 
@@ -36,6 +36,8 @@ class FakeMetrics:
 
     def __init__(self) -> None:
         self.asked: list[Asked] = []
+        self.groups = RuleGroupsResult()
+        """How the rule groups of every workspace fare: nobody has deployed any."""
         self._scripts: list[_Script] = []
 
     def answer(self, matches: str, answer: Answer, *, times: int | None = None) -> None:
@@ -59,6 +61,10 @@ class FakeMetrics:
     ) -> Mapping[str, QueryResult]:
         """Return the scripted answers."""
         return {key: self._ask(cluster, key, query, at) for key, query in queries.items()}
+
+    def rule_groups(self, cluster: ClusterPolicy) -> RuleGroupsResult:
+        """Return the scripted groups."""
+        return self.groups
 
     def _ask(self, cluster: ClusterPolicy, key: str, query: str, at: datetime) -> QueryResult:
         self.asked.append(Asked(cluster.name, key, query, at))

@@ -112,3 +112,26 @@ def test_the_packages_loggers_print_in_the_handlers_form(monkeypatch):
     logging.getLogger("nodemend.adapters.amp").warning("told by an adapter")
     line = json.loads(printed.getvalue())
     assert (line["message"], line["service"]) == ("told by an adapter", "nodemend")
+
+
+def test_the_bound_of_what_a_query_may_cost_is_refused_at_and_warned_of_before(monkeypatch):
+    monkeypatch.setenv("NODEMEND_MAX_QUERY_SAMPLES", "50000000")
+
+    metrics = bootstrap.scan_ports().metrics
+
+    assert (metrics._max_samples, metrics._warn_samples) == (50_000_000, 40_000_000)
+
+
+def test_without_a_bound_the_workspaces_own_quota_holds(monkeypatch):
+    monkeypatch.setenv("NODEMEND_MAX_QUERY_SAMPLES", "0")
+
+    metrics = bootstrap.scan_ports().metrics
+
+    assert (metrics._max_samples, metrics._warn_samples) == (None, None)
+
+
+def test_the_question_whether_rules_see_has_a_fraction_of_the_time_that_a_scan_has():
+    ports = bootstrap.scan_ports()
+
+    assert ports.sight._budget_s < ports.metrics._budget_s / 3
+    assert ports.sight._budget_s + ports.metrics._budget_s < 70

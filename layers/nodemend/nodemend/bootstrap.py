@@ -46,6 +46,7 @@ from nodemend.domain.rules import Catalogue
 from nodemend.settings import (
     AlertSettings,
     DispatchSettings,
+    MetricsSettings,
     PolicySettings,
     QueueSettings,
     RecordSettings,
@@ -60,6 +61,11 @@ if TYPE_CHECKING:
     from mypy_boto3_stepfunctions.client import SFNClient
 
 _clock = SystemClock()
+
+SCAN_S = 50.0
+"""For the queries of one run: the functions end after 60 s."""
+SIGHT_S = 15.0
+"""For the question whether the rules can see."""
 
 
 class Context(Protocol):
@@ -205,11 +211,18 @@ def _history() -> DynamoHistory:
 
 
 @cache
-def _metrics() -> AmpMetrics:
+def _metrics(budget_s: float = SCAN_S) -> AmpMetrics:
     credentials = _session().get_credentials()
     if credentials is None:  # pragma: no cover - the Lambda runtime always has some
         raise RuntimeError("the function has no AWS credentials")
-    return AmpMetrics(credentials=credentials, endpoint_url=RuntimeSettings().aws_endpoint_url)
+    limit = MetricsSettings().max_query_samples
+    return AmpMetrics(
+        credentials=credentials,
+        endpoint_url=RuntimeSettings().aws_endpoint_url,
+        budget_s=budget_s,
+        max_samples_error_threshold=limit or None,
+        max_samples_warning_threshold=limit * 4 // 5 or None,
+    )
 
 
 @cache
@@ -235,6 +248,7 @@ def scan_ports() -> ScanPorts:
     """Return the ports of scan_gpu_health."""
     return ScanPorts(
         metrics=_metrics(),
+        sight=_metrics(budget_s=SIGHT_S),
         policies=_policies(),
         bus=_bus(),
         memory=DynamoScanMemory(table=_records().table, client=_dynamodb(), clock=_clock),

@@ -68,6 +68,14 @@ class AlertSettings(_Settings):
     alert_dead_letters_url: str = Field(min_length=1)
 
 
+class MetricsSettings(_Settings):
+    """What a query may cost."""
+
+    max_query_samples: int = Field(default=0, ge=0)
+    """AMP refuses a query that would process more, unbilled, and warns from four fifths on. 0: the
+    workspace's own quota."""
+
+
 class RuntimeSettings(BaseSettings):
     """What the Lambda runtime itself says."""
 

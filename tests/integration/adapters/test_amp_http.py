@@ -21,7 +21,7 @@ from local.amp.serving import serve
 from local.identity import Identities
 from local.sigv4 import SignatureError, verify_request
 from nodemend.adapters.amp import AmpMetrics
-from nodemend.application.ports import MetricsStore, QueryResult
+from nodemend.application.ports import MetricsStore, QueryResult, RuleGroupsResult
 from nodemend.domain.policy import ClusterPolicy
 from tests.fakes.metrics import FakeMetrics
 
@@ -140,6 +140,67 @@ def test_cost_limit_is_sent_where_one_is_set(server, url):
     )
     assert one(metrics).problem is None
     assert server.forms[0]["max_samples_processed_error_threshold"] == "50000000"
+
+
+def costly(server: Server, url: str, warn: int = 1000) -> AmpMetrics:
+    """Let AMP warn of queries that process more than so many samples."""
+    return AmpMetrics(
+        credentials=credentials_of(server.identities),
+        endpoint_url=url,
+        max_samples_warning_threshold=warn,
+        budget_s=3.0,
+    )
+
+
+def processed(samples: int, *warnings: str) -> dict[str, Any]:
+    stats = {"samples": {"totalQueryableSamples": samples}}
+    return vector(({"gpu": "0"}, "1"), stats=stats) | {"warnings": list(warnings)}
+
+
+COST = "query processed 1500 samples: more than the warning threshold of 1000"
+
+
+def test_warning_threshold_is_sent_where_one_is_set(server, url):
+    assert one(costly(server, url)).problem is None
+    assert server.forms[0]["max_samples_processed_warning_threshold"] == "1000"
+
+
+def test_a_warning_of_cost_alone_leaves_the_answer_whole_and_is_logged(server, url, caplog):
+    server.answers = [ok(processed(1500, COST))]
+
+    result = one(costly(server, url))
+
+    assert (result.problem, len(result.samples), result.samples_processed) == (None, 1, 1500)
+    assert "query is costly" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("samples", "warnings"),
+    [
+        (1500, [COST, "some blocks were cut"]),
+        (1500, ["some blocks were cut"]),
+        (900, [COST]),
+    ],
+    ids=["another beside it", "another instead", "not true"],
+)
+def test_any_other_warning_makes_the_answer_partial(server, url, samples, warnings):
+    server.answers = [ok(processed(samples, *warnings))]
+    assert code_of(one(costly(server, url))) == "amp_partial"
+
+
+def test_a_warning_of_cost_that_we_did_not_ask_for_makes_the_answer_partial(metrics, server):
+    server.answers = [ok(processed(1500, COST))]
+    assert code_of(one(metrics)) == "amp_partial"
+
+
+def test_a_query_beyond_the_error_threshold_says_what_to_raise(metrics, server):
+    text = "query processed 6000 samples: more than the limit of 5000"
+    server.answers = [error(422, {"status": "error", "errorType": "execution", "error": text})]
+    result = one(metrics)
+    assert code_of(result) == "amp_query_rejected"
+    assert text in text_of(result)
+    assert "MaxQuerySamples" in text_of(result)
+    assert len(server.forms) == 1, "a refusal is not asked again"
 
 
 def test_endpoint_is_the_regions_own_unless_one_is_configured():
@@ -275,6 +336,9 @@ def test_native_histograms_are_a_wrong_query(metrics, server):
         '{"status": "success", "data": {"resultType": "scalar", "result": [1, "many"]}}',
         '{"status": "success", "data": {"resultType": "scalar", "result": [1e300, "1"]}}',
         '{"status": "success", "data": null}',
+        json.dumps(vector(({"gpu": 3}, "1"))),  # type: ignore[dict-item]
+        json.dumps(vector(({}, "1"), stats=[1])),
+        "[" * 100_000,
     ],
 )
 def test_answer_that_is_not_understood_is_unknown(metrics, server, body):
@@ -313,6 +377,40 @@ TIMED_OUT = {
             {"status": "error", "errorType": "execution", "error": "limit"},
             "amp_query_rejected",
         ),
+        (
+            422,
+            {
+                "status": "error",
+                "errorType": "execution",
+                "error": "the query hit the max number of chunks limit (limit: 20000000 chunks)",
+            },
+            "amp_query_rejected",
+        ),
+        (
+            422,
+            {
+                "status": "error",
+                "errorType": "execution",
+                "error": "the query time range exceeds the limit (query length: 100d, limit: 95d)",
+            },
+            "amp_query_rejected",
+        ),
+        (
+            422,
+            {
+                "status": "error",
+                "errorType": "execution",
+                "error": "multiple matches for labels: many-to-one matching must be explicit",
+            },
+            "amp_query_rejected",
+        ),
+        (400, {"message": "InvalidQueryStringException"}, "amp_query_rejected"),
+        (
+            499,
+            {"status": "error", "errorType": "canceled", "error": "context canceled"},
+            "amp_timeout",
+        ),
+        (507, "full", "amp_unavailable"),
         (404, {"message": "Workspace not found"}, "amp_query_rejected"),
         (403, {"message": "not authorized to perform: aps:QueryMetrics"}, "amp_forbidden"),
         (401, "", "amp_forbidden"),
@@ -343,11 +441,35 @@ def test_refusals_carry_the_words_of_amp_and_a_remedy(metrics, server):
     assert "ws-1234" in text
 
 
-def test_wrong_signature_is_forbidden(url):
+def test_wrong_signature_is_forbidden_and_not_taken_for_a_missing_permission(url):
     metrics = AmpMetrics(
         credentials=botocore.credentials.Credentials("AKIAUNKNOWN", "x"), endpoint_url=url
     )
-    assert code_of(one(metrics)) == "amp_forbidden"
+    result = one(metrics)
+    assert code_of(result) == "amp_forbidden"
+    assert "signature" in text_of(result)
+    assert "allow aps:QueryMetrics" not in text_of(result)
+
+
+def test_expired_session_is_told_as_such(metrics, server):
+    words = "The security token included in the request is expired"
+    server.answers = [error(403, {"message": words})]
+    assert "session is alive" in text_of(one(metrics))
+
+
+def test_limits_are_told_apart_from_wrong_queries(metrics, server):
+    body = {"status": "error", "errorType": "execution", "error": "would load too many samples"}
+    server.answers = [error(422, body)]
+    assert "beyond a limit" in text_of(one(metrics))
+    server.answers = [error(422, body | {"error": "many-to-many matching not allowed"})]
+    assert "beyond a limit" not in text_of(one(metrics))
+
+
+def test_a_query_that_timed_out_in_amp_is_not_asked_again_within_the_scan(metrics, server):
+    """D32: AMP has worked on it for a minute; the next scan asks anew."""
+    server.answers = [error(422, TIMED_OUT)]
+    assert code_of(one(metrics)) == "amp_timeout"
+    assert len(server.forms) == 1
 
 
 def test_long_words_are_cut(metrics, server):
@@ -364,6 +486,106 @@ def test_one_failed_query_leaves_the_others_answered(metrics, server):
     metrics._max_workers = 1
     results = metrics.query_many(CLUSTER, {"a": "good", "b": "bad", "c": "good"}, AT)
     assert [results[key].problem is None for key in "abc"] == [True, False, True]
+
+
+def test_a_mishap_with_one_query_leaves_the_others_answered(metrics, server, monkeypatch, caplog):
+    original = AmpMetrics._query
+
+    def query(self: AmpMetrics, *given: Any) -> QueryResult:
+        if given[2] == "odd":
+            raise RuntimeError("unforeseen")
+        return original(self, *given)
+
+    monkeypatch.setattr(AmpMetrics, "_query", query)
+    results = metrics.query_many(CLUSTER, {"a": "up", "b": "odd"}, AT)
+    assert results["a"].problem is None
+    assert code_of(results["b"]) == "amp_unavailable"
+    assert "unforeseen" in caplog.text
+
+
+# --- rule groups ----------------------------------------------------------------------------------
+
+
+def groups(*rules: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    group = {
+        "name": "nodemend-increments",
+        "file": "nodemend",
+        "interval": 30,
+        "evaluationTime": 0.25,
+        "rules": list(rules),
+    }
+    return {"status": "success", "data": {"groups": [group | more]}}
+
+
+def test_rules_are_asked_with_a_signed_get_and_read_with_their_health(metrics, server):
+    failing = {
+        "name": "nodemend:a:b",
+        "type": "recording",
+        "health": "err",
+        "lastError": "vector contains metrics with the same labelset",
+        "lastEvaluation": "2026-05-01T10:29:58.123456789Z",
+    }
+    never = {"name": "nodemend:c:d", "health": "unknown", "lastEvaluation": "0001-01-01T00:00:00Z"}
+    other_zone = {"name": "x", "health": "ok", "lastEvaluation": "2026-05-01T12:29:58+02:00"}
+    server.answers = [ok(groups(failing, never, other_zone, {"name": "bare"}))]
+
+    answer = metrics.rule_groups(CLUSTER)
+
+    assert server.paths == ["GET /workspaces/ws-1234/api/v1/rules?"]
+    assert answer.problem is None
+    (group,) = answer.groups
+    assert (group.namespace, group.name) == ("nodemend", "nodemend-increments")
+    assert (group.interval_s, group.evaluation_s) == (30.0, 0.25)
+    first, second, third, fourth = group.rules
+    assert (first.health, first.last_error) == ("err", failing["lastError"])
+    assert first.evaluated_at == datetime(2026, 5, 1, 10, 29, 58, 123456, tzinfo=UTC)
+    assert (second.health, second.evaluated_at) == ("unknown", None)
+    assert third.evaluated_at == datetime(2026, 5, 1, 10, 29, 58, tzinfo=UTC)
+    assert (fourth.health, fourth.evaluated_at) == ("unknown", None)
+
+
+def test_a_workspace_without_rule_groups_has_none(metrics, server):
+    server.answers = [ok({"status": "success", "data": {"groups": []}})]
+    assert metrics.rule_groups(CLUSTER) == RuleGroupsResult()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "code"),
+    [
+        (403, {"message": "not authorized to perform: aps:ListRules"}, "amp_forbidden"),
+        (404, {"message": "Workspace not found"}, "amp_query_rejected"),
+        (429, {"message": "Rate exceeded"}, "amp_throttled"),
+        (500, "oops", "amp_unavailable"),
+        (504, "", "amp_timeout"),
+        (200, "<html>", "amp_unavailable"),
+        (200, {"status": "success", "data": {"groups": [{"rules": []}]}}, "amp_unavailable"),
+        (200, groups({"name": "a", "lastEvaluation": "yesterday"}), "amp_unavailable"),
+        (200, groups(interval="often"), "amp_unavailable"),
+    ],
+)
+def test_rules_that_cannot_be_read_are_unknown(metrics, server, status, body, code):
+    server.answers = [error(status, body)]
+    answer = metrics.rule_groups(CLUSTER)
+    assert answer.problem is not None
+    assert (answer.problem.code, answer.groups) == (code, ())
+
+
+def test_rules_are_asked_again_when_throttled(metrics, server):
+    server.answers = [error(429, "later"), ok(groups())]
+    assert metrics.rule_groups(CLUSTER).problem is None
+    assert server.requests == 2
+
+
+def test_rules_that_cannot_be_reached_are_unknown():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    metrics = AmpMetrics(
+        credentials=botocore.credentials.Credentials("a", "b"),
+        endpoint_url=f"http://127.0.0.1:{port}",
+    )
+    answer = metrics.rule_groups(CLUSTER)
+    assert answer.problem is not None
+    assert answer.problem.code == "amp_unavailable"
 
 
 # --- retries and time -----------------------------------------------------------------------------

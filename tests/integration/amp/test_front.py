@@ -263,3 +263,41 @@ def test_an_injected_200_marks_the_real_answer_as_partial_or_replaces_it(ask, fa
     assert "partial" in partial["warnings"][0]
     faulty(status=200, times=1, body='{"status":"success","data":null}')
     assert ask(query="count(up)").json() == {"status": "success", "data": None}
+
+
+# --- what moto does not have
+
+
+@pytest.mark.case("D34")
+@pytest.mark.parametrize(
+    ("resource", "form"),
+    [
+        ("query", {"query": "up"}),
+        ("query_range", {"query": "up", "start": "0", "end": "60", "step": "30"}),
+        ("series", {"match[]": "up"}),
+        ("labels", {}),
+        ("label/job/values", {}),
+        ("rules", {}),
+        ("alerts", {}),
+        ("metadata", {}),
+    ],
+)
+def test_d34_every_resource_of_the_data_plane_is_answered_by_a_real_prometheus(
+    site, signer, resource, form
+):
+    answer = requests.get(f"{site.url}/{resource}", params=form, auth=signer(), timeout=30)
+
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["status"] == "success"
+
+
+@pytest.mark.parametrize(
+    ("resource", "action"),
+    [("query", "aps:QueryMetrics"), ("rules", "aps:ListRules"), ("labels", "aps:GetLabels")],
+)
+def test_a_denied_request_names_the_action_that_it_needs(site, faulty, signer, resource, action):
+    faulty(resource, 403)
+    answer = requests.get(f"{site.url}/{resource}", auth=signer(), timeout=30)
+
+    assert refused(answer, 403, "AccessDeniedException")
+    assert action in answer.json()["message"]

@@ -17,7 +17,8 @@ from nodemend.application.start_repair import start_repair
 from nodemend.application.validate_node import validate_node
 from nodemend.application.verify_fault import verify_fault
 from nodemend.application.watch_incidents import watch_incidents
-from nodemend.contracts.events import FindingModel, GpuFaultDetected
+from nodemend.contracts.events import GpuFaultDetected
+from nodemend.contracts.evidence import FindingModel
 from nodemend.contracts.scan import ScanGpuHealthRequest
 from nodemend.contracts.steps import (
     AdmitRemediationRequest,

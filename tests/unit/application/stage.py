@@ -441,6 +441,7 @@ class Stage:
     def scan(self) -> ScanPorts:
         return ScanPorts(
             metrics=self._tap(self.metrics, "metrics"),
+            sight=self._tap(self.metrics, "metrics"),
             policies=self._tap(self.policies, "policies"),
             bus=self._tap(self.bus, "bus"),
             memory=self._tap(self.memory, "memory"),

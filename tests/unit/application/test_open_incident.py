@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodemend.application.open_incident import open_incident, resolve
+from nodemend.application.open_incident import nodes_named, open_incident
 from nodemend.domain.errors import AwsUnavailableError, ConcurrentUpdateError, InvalidInputError
 from nodemend.domain.faults import Mode, Rung, Verdict
 from nodemend.domain.findings import Finding
@@ -443,7 +443,8 @@ def test_d11_what_cannot_be_resolved_is_reported_once_a_day() -> None:
 @pytest.mark.case("D12")
 def test_d12_two_labels_that_name_one_node_are_no_ambiguity() -> None:
     stage = Stage()
-    assert resolve(stage.cluster, [node_name(1), node_name(1), instance_id(1)]) is not None
+    (node,) = nodes_named(stage.cluster, [node_name(1), node_name(1), instance_id(1)])
+    assert node.ref.uid == "uid-1"
 
 
 def test_an_observer_records_a_suspicion_and_the_dispatcher_only_observes_it() -> None:

@@ -65,7 +65,7 @@ def test_an_event_is_confirmed_at_the_time_of_its_evidence() -> None:
 
     assert run.verify(stage, request).next == "cordon"
 
-    assert [asked.at for asked in stage.metrics.asked] == [START]
+    assert {asked.at for asked in stage.metrics.asked} == {START}
     incident = stage.incident(request.incident_id)
     assert incident.state is IncidentState.CORDONING
     verified = stage.events("Fault Verified")

@@ -16,15 +16,13 @@ from nodemend.contracts.events import (
     Block,
     EventDetail,
     FaultEnvelope,
-    FindingModel,
     GpuFaultDetected,
     IncidentDetail,
-    NodeRefModel,
-    ReasonModel,
     RuleProblem,
     ScanBlind,
     incident_detail,
 )
+from nodemend.contracts.evidence import FindingModel, NodeRefModel, ReasonModel
 from nodemend.domain.errors import InvalidInputError
 from nodemend.domain.events import DetailType
 from nodemend.domain.faults import FaultClass, FaultKind, Mode, Rung, Verdict

@@ -27,8 +27,12 @@ CALLS_NOBODY = {
     "paused", "rate_limit",
     # what stops a whole cluster, and what ends that
     "cooled_down", "fleet_signal_suspect", "fleet_unhealthy", "resumed",
+    # what nodemend cannot see, told by Scan Blind
+    "exported_in_part", "label_missing", "not_exported", "not_recorded", "nothing_exported",
+    "rule_failing", "rule_slow", "rule_stale",
     # inside another reason only
-    "before_last_close", "boot_unknown", "too_old", "metrics_missing", "no_finding", "rule_unknown",
+    "before_last_close", "boot_unknown", "identity_ambiguous", "too_old", "metrics_missing",
+    "no_finding", "rule_unknown",
 }  # fmt: skip
 """Codes in the source that never end NEEDS_HUMAN by themselves. A new code belongs here or into
 REMEDIES, and this test asks which."""

@@ -161,3 +161,14 @@ def test_no_schedule_repeats_a_stale_run(name):
                 "MaximumRetryAttempts": 0,
                 "MaximumEventAgeInSeconds": 60,
             }
+
+
+def test_functions_may_ask_amp_for_exactly_what_its_adapter_asks():
+    (policy,) = [
+        properties["PolicyDocument"]["Statement"]
+        for name, properties in resources("AWS::IAM::ManagedPolicy").items()
+        if name == "MetricsPolicy"
+    ]
+    (statement,) = policy
+
+    assert sorted(statement["Action"]) == ["aps:ListRules", "aps:QueryMetrics"]

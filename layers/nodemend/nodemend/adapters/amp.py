@@ -1,11 +1,16 @@
-"""Instant queries against Amazon Managed Service for Prometheus.
+"""Instant queries and rule health of Amazon Managed Service for Prometheus.
 
 The query travels as a POST form body: in a URL the signature of `+`, spaces and braces differs
 between signers, in a body it cannot (requests-aws4auth #54, awscurl #197).
+
+A query that AMP cut at its minute (422) is not asked again in the same run: the function's own
+time is up by then, and a narrower question would be another rule. The next scan asks it anew, and
+until then its rule is unknown.
 """
 
 import json
 import logging
+import re
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -27,10 +32,11 @@ from requests_aws4auth import AWS4Auth
 from urllib3.exceptions import ReadTimeoutError
 from urllib3.util.retry import Retry
 
-from nodemend.application.ports import QueryResult
+from nodemend.application.ports import QueryResult, RuleGroupsResult
 from nodemend.domain.findings import Sample
 from nodemend.domain.policy import ClusterPolicy
 from nodemend.domain.reasons import Reason
+from nodemend.domain.rule_health import RecordedRule, RuleGroup
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,6 +48,11 @@ _RETRY_STATUSES = frozenset({429, 500, 502, 503})
 _RETRY_AFTER_MAX_S = 2
 _CANCELLED_STATUSES = (499, 504)
 _TEXT_LIMIT = 300
+_RULES_TIMEOUT_S = 10.0
+_COST_WARNING = re.compile("sample|threshold|qsp", re.IGNORECASE)
+_SIGNATURE = re.compile("signature|security token|credential|date in the request", re.IGNORECASE)
+_LIMIT = re.compile("limit|too many samples|exceed|more than the", re.IGNORECASE)
+_FRACTION = re.compile(r"\.(\d{6})\d+")
 
 
 class AmpMetrics:
@@ -58,6 +69,8 @@ class AmpMetrics:
         connect_timeout_s: Time to connect; a connection that takes longer is a blocked one.
         max_samples_error_threshold: Samples that one query may process before AMP refuses it,
             unbilled; None: the workspace's own quota binds.
+        max_samples_warning_threshold: Samples from which on AMP warns; the log names the query
+            then. The answer is whole: this warning alone makes it no unknown.
         user_agent: Sent to AMP, shown in its query log.
     """
 
@@ -70,6 +83,7 @@ class AmpMetrics:
         budget_s: float = 50.0,
         connect_timeout_s: float = 3.0,
         max_samples_error_threshold: int | None = None,
+        max_samples_warning_threshold: int | None = None,
         user_agent: str = "nodemend",
     ) -> None:
         self._credentials = credentials
@@ -78,6 +92,7 @@ class AmpMetrics:
         self._budget_s = budget_s
         self._connect_timeout_s = connect_timeout_s
         self._max_samples = max_samples_error_threshold
+        self._warn_samples = max_samples_warning_threshold
         self._user_agent = user_agent
 
     def query_many(
@@ -117,9 +132,37 @@ class AmpMetrics:
                 )
         return results
 
+    def rule_groups(self, cluster: ClusterPolicy) -> RuleGroupsResult:
+        """Return the workspace's rule groups and how they fare; failure is an unknown result."""
+        with self._new_session() as session:
+            try:
+                response = session.get(
+                    self._url(cluster, "rules"),
+                    auth=self._signer(cluster),
+                    timeout=(self._connect_timeout_s, min(_RULES_TIMEOUT_S, self._budget_s)),
+                    allow_redirects=False,
+                )
+            except (requests.RequestException, BotoCoreError, ClientError) as error:
+                return RuleGroupsResult(problem=self._transport_problem(cluster, error))
+        answer = _document_of(response)
+        if response.status_code != 200 or answer.get("status") != "success":
+            return RuleGroupsResult(
+                problem=_problem_of(cluster, response, answer, action="aps:ListRules")
+            )
+        try:
+            return RuleGroupsResult(tuple(_group(group) for group in answer["data"]["groups"]))
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+            text = f"AMP's list of rules is not understood: {_cut(repr(error))}"
+            return RuleGroupsResult(problem=Reason("amp_unavailable", text))
+
     def _collect(self, future: Future[QueryResult]) -> QueryResult:
         if future.done():
-            return future.result()
+            error = future.exception()
+            if error is None:
+                return future.result()
+            # One query's mishap must not take the others' answers along.
+            _LOG.error("a query failed in an unforeseen way", exc_info=error)
+            return _unknown("amp_unavailable", f"the query failed here: {_cut(repr(error))}")
         return _unknown(
             "amp_timeout",
             f"no answer within the {self._budget_s:g} s that all queries of a run share; "
@@ -135,7 +178,7 @@ class AmpMetrics:
             other=0,
             status=_RETRIES,
             status_forcelist=_RETRY_STATUSES,
-            allowed_methods={"POST"},
+            allowed_methods={"GET", "POST"},
             backoff_factor=0.2,
             backoff_jitter=0.3,
             retry_after_max=_RETRY_AFTER_MAX_S,
@@ -148,9 +191,16 @@ class AmpMetrics:
         session.mount("http://", adapter)
         return session
 
-    def _url(self, cluster: ClusterPolicy) -> str:
+    def _url(self, cluster: ClusterPolicy, resource: str = "query") -> str:
         base = self._endpoint_url or f"https://aps-workspaces.{cluster.region}.amazonaws.com"
-        return f"{base.rstrip('/')}/workspaces/{quote(cluster.workspace, safe='')}/api/v1/query"
+        workspace = quote(cluster.workspace, safe="")
+        return f"{base.rstrip('/')}/workspaces/{workspace}/api/v1/{resource}"
+
+    def _signer(self, cluster: ClusterPolicy) -> AWS4Auth:
+        # One signer per request: AWS4Auth regenerates its key in place and is not thread-safe.
+        return AWS4Auth(
+            refreshable_credentials=self._credentials, region=cluster.region, service=SIGNING_NAME
+        )
 
     def _query(
         self,
@@ -163,22 +213,20 @@ class AmpMetrics:
         form = {"query": query, "time": f"{at.timestamp():.3f}", "stats": "all"}
         if self._max_samples is not None:
             form["max_samples_processed_error_threshold"] = str(self._max_samples)
-        # One signer per request: AWS4Auth regenerates its key in place and is not thread-safe.
-        auth = AWS4Auth(
-            refreshable_credentials=self._credentials, region=cluster.region, service=SIGNING_NAME
-        )
+        if self._warn_samples is not None:
+            form["max_samples_processed_warning_threshold"] = str(self._warn_samples)
         remaining_s = max(0.05, deadline - time.monotonic())
         try:
             response = session.post(
                 self._url(cluster),
                 data=form,
-                auth=auth,
+                auth=self._signer(cluster),
                 timeout=(min(self._connect_timeout_s, remaining_s), remaining_s),
                 allow_redirects=False,
             )
         except (requests.RequestException, BotoCoreError, ClientError) as error:
             return QueryResult(problem=self._transport_problem(cluster, error))
-        return _result_of(cluster, response)
+        return _result_of(cluster, response, self._warn_samples)
 
     def _transport_problem(self, cluster: ClusterPolicy, error: Exception) -> Reason:
         host = self._url(cluster).split("/")[2]
@@ -227,28 +275,52 @@ def _unknown(code: str, text: str) -> QueryResult:
     return QueryResult(problem=Reason(code, text))
 
 
-def _result_of(cluster: ClusterPolicy, response: requests.Response) -> QueryResult:
+def _document_of(response: requests.Response) -> Mapping[str, Any]:
     try:
         body = json.loads(response.content)
-    except ValueError:
-        body = None
-    answer = body if isinstance(body, dict) else {}
+    except (ValueError, RecursionError):
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _result_of(
+    cluster: ClusterPolicy, response: requests.Response, warn_samples: int | None
+) -> QueryResult:
+    answer = _document_of(response)
     is_answer = response.status_code == 200 and answer.get("status") == "success"
     if not is_answer:
         return QueryResult(problem=_problem_of(cluster, response, answer))
     try:
         parsed = _parse(answer["data"])
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-        return _unknown("amp_unavailable", f"AMP's answer is not understood: {error!r}")
+        return _unknown("amp_unavailable", f"AMP's answer is not understood: {_cut(repr(error))}")
     if parsed.problem is not None:
         return QueryResult(problem=parsed.problem, samples_processed=parsed.samples_processed)
     warnings = answer.get("warnings") or []
+    if _is_cost_only(warnings, parsed.samples_processed, warn_samples):
+        _LOG.warning("query is costly", extra={"cluster": cluster.name, "amp": _cut(warnings[0])})
+        warnings = []
     partial = (
         Reason("amp_partial", _cut(f"AMP answered in part: {'; '.join(map(str, warnings))}"))
         if warnings
         else None
     )
     return QueryResult(parsed.samples, partial, parsed.samples_processed)
+
+
+def _is_cost_only(warnings: Any, processed: int, warn_samples: int | None) -> bool:  # noqa: ANN401
+    """Tell whether AMP warns of nothing but the cost that we asked it to warn of.
+
+    The wording is not documented: it must speak of samples, stand alone, and be true.
+    """
+    return (
+        warn_samples is not None
+        and processed > warn_samples
+        and isinstance(warnings, list)
+        and len(warnings) == 1
+        and isinstance(warnings[0], str)
+        and _COST_WARNING.search(warnings[0]) is not None
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,12 +354,44 @@ def _parse(data: Mapping[str, Any]) -> _Parsed:
 
 def _sample(labels: Mapping[str, str], pair: Any) -> Sample:  # noqa: ANN401 - JSON
     seconds, value = pair
+    if not all(isinstance(text, str) for text in labels.values()):
+        raise ValueError("a label's value is no text")
     # Values are strings, because JSON knows no "NaN", "+Inf" and "-Inf".
     return Sample(dict(labels), float(value), datetime.fromtimestamp(float(seconds), UTC))
 
 
+def _group(group: Mapping[str, Any]) -> RuleGroup:
+    return RuleGroup(
+        namespace=str(group.get("file", "")),
+        name=str(group["name"]),
+        interval_s=float(group.get("interval") or 0.0),
+        evaluation_s=float(group.get("evaluationTime") or 0.0),
+        rules=tuple(
+            RecordedRule(
+                name=str(rule["name"]),
+                health=str(rule.get("health") or "unknown"),
+                last_error=_cut(str(rule.get("lastError") or "")),
+                evaluated_at=_time(rule.get("lastEvaluation")),
+            )
+            for rule in group.get("rules") or ()
+        ),
+    )
+
+
+def _time(text: object) -> datetime | None:
+    """Read Go's RFC 3339 with nanoseconds; its zero time means never."""
+    if not isinstance(text, str) or not text or text.startswith("0001-"):
+        return None
+    at = datetime.fromisoformat(_FRACTION.sub(r".\1", text))
+    return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)
+
+
 def _problem_of(
-    cluster: ClusterPolicy, response: requests.Response, answer: Mapping[str, Any]
+    cluster: ClusterPolicy,
+    response: requests.Response,
+    answer: Mapping[str, Any],
+    *,
+    action: str = "aps:QueryMetrics",
 ) -> Reason:
     status = response.status_code
     kind = str(answer.get("errorType") or "")
@@ -300,11 +404,18 @@ def _problem_of(
     is_timeout = "timed out" in said.lower() or kind in ("timeout", "canceled")
     match status:
         case 401 | 403:
+            type_ = response.headers.get("x-amzn-ErrorType", "")
+            remedy = (
+                "the signature or its credentials were not accepted: check the workspace's region "
+                "and that the role's session is alive"
+                if _SIGNATURE.search(f"{type_} {said}")
+                else f"allow {action} on it to the function's role, and check that the workspace "
+                f"is in {cluster.region}"
+            )
             return Reason(
                 "amp_forbidden",
-                f"AMP refused the query on workspace {cluster.workspace} ({status}: {said}); allow "
-                f"aps:QueryMetrics on it to the function's role, and check that the workspace is "
-                f"in {cluster.region}",
+                f"AMP refused the query on workspace {cluster.workspace} ({status}: {said}); "
+                + remedy,
             )
         case 404:
             return Reason(
@@ -319,6 +430,12 @@ def _problem_of(
             )
         case _ if status in _CANCELLED_STATUSES or (status in (200, 422, 503) and is_timeout):
             return Reason("amp_timeout", f"AMP gave up on the query ({status}: {said}); narrow it")
+        case 422 if _LIMIT.search(said):
+            return Reason(
+                "amp_query_rejected",
+                f"the query is beyond a limit ({status}: {said}); raise the workspace's quota, or "
+                "the stack's MaxQuerySamples",
+            )
         case 400 | 422:
             return Reason("amp_query_rejected", f"AMP refused the query ({status}: {said})")
         case 200 if kind in ("bad_data", "execution"):

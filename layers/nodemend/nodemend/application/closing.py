@@ -10,7 +10,7 @@ from typing import Any
 
 from nodemend.application.ports import DispatchQueue, Guards, History, Incidents, Outbox
 from nodemend.application.steps import update_guard
-from nodemend.contracts.events import NodeRefModel, PastIncidentModel
+from nodemend.contracts.evidence import NodeRefModel, PastIncidentModel
 from nodemend.domain.escalation import past_of, subjects_of
 from nodemend.domain.faults import Rung
 from nodemend.domain.guard import release

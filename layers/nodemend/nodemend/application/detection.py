@@ -6,6 +6,7 @@ from datetime import datetime
 
 from nodemend.application.ports import MetricsStore
 from nodemend.domain.findings import Finding
+from nodemend.domain.nodes import NodeRef
 from nodemend.domain.policy import ClusterPolicy, Policy
 from nodemend.domain.reasons import Reason
 from nodemend.domain.rules import Catalogue, Rule, findings_of, render_query
@@ -74,6 +75,6 @@ def _is_enabled(policy: Policy, rule: Rule) -> bool:
     return rule.id not in policy.rules or policy.rules[rule.id].is_enabled
 
 
-def of_node(findings: Iterable[Finding], node_name: str) -> tuple[Finding, ...]:
-    """Return the findings that name the node in any of its labels."""
-    return tuple(finding for finding in findings if node_name in finding.node_names)
+def of_node(findings: Iterable[Finding], node: NodeRef) -> tuple[Finding, ...]:
+    """Return the findings that name the node, by its name or its instance (as Neuron does)."""
+    return tuple(finding for finding in findings if node.is_named_by(finding.node_names))

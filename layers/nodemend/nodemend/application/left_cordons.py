@@ -12,7 +12,8 @@ from datetime import datetime
 
 from nodemend.application.ports import Announcement, Cluster, Report
 from nodemend.application.watching import Matter, WatchPorts, rotated, send, tell_once
-from nodemend.contracts.events import CordonLeft, NodeRefModel, ReasonModel, incident_detail
+from nodemend.contracts.events import CordonLeft, incident_detail
+from nodemend.contracts.evidence import NodeRefModel, ReasonModel
 from nodemend.domain.cordon import Ownership, ownership_of, restore_patch
 from nodemend.domain.errors import ClusterForbiddenError
 from nodemend.domain.events import DetailType, IncidentEvent

@@ -18,7 +18,8 @@ from nodemend.application.ports import (
     Policies,
     Telemetry,
 )
-from nodemend.contracts.events import FindingModel, GpuFaultDetected, PastIncidentModel
+from nodemend.contracts.events import GpuFaultDetected
+from nodemend.contracts.evidence import FindingModel, PastIncidentModel
 from nodemend.domain.errors import ConcurrentUpdateError, InvalidInputError
 from nodemend.domain.escalation import offence_of, subjects_of
 from nodemend.domain.events import DetailType
@@ -95,11 +96,12 @@ def open_incident(fault: GpuFaultDetected, *, ports: OpenIncidentPorts) -> str |
     if not findings:
         return None
     cluster = ports.clusters.open(cluster_policy)
-    node = resolve(cluster, _names(findings))
+    nodes = nodes_named(cluster, _names(findings))
     origin = Origin(fault.origin)
-    if node is None:
-        _reject_unresolved(fault.cluster, findings, origin, policy.mode, ports, now)
+    if len(nodes) != 1:
+        _reject_unresolved(fault.cluster, findings, nodes, origin, policy.mode, ports, now)
         return None
+    node = nodes[0]
     mode = policy.mode_for(node.labels)
 
     def opening() -> Incident | None:
@@ -134,10 +136,10 @@ def _names(findings: Iterable[Finding]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for finding in findings for name in finding.node_names))
 
 
-def resolve(cluster: Cluster, names: Iterable[str]) -> Node | None:
-    """Return the one node that the names mean: by exact name or by EC2 instance id.
+def nodes_named(cluster: Cluster, names: Iterable[str]) -> tuple[Node, ...]:
+    """Return the nodes that the names mean: by exact name or by EC2 instance id.
 
-    Never by building or shortening a name. Names that mean two different nodes resolve to None.
+    Never by building or shortening a name. Names that mean several nodes are ambiguous.
     """
     found: dict[str, Node] = {}
     for name in names:
@@ -148,7 +150,7 @@ def resolve(cluster: Cluster, names: Iterable[str]) -> Node | None:
             )
         if node is not None:
             found[node.ref.uid] = node
-    return next(iter(found.values())) if len(found) == 1 else None
+    return tuple(found.values())
 
 
 def _unhandled(
@@ -305,6 +307,7 @@ def _note_seen(existing: Incident, now: datetime, ports: OpenIncidentPorts) -> N
 def _reject_unresolved(
     cluster: str,
     findings: tuple[Finding, ...],
+    nodes: tuple[Node, ...],
     origin: Origin,
     mode: Mode,
     ports: OpenIncidentPorts,
@@ -327,7 +330,10 @@ def _reject_unresolved(
         return
     reason = Reason(
         "unresolved_node",
-        f"no single node is named {' or '.join(names) or '(no label names a node)'}; the metrics "
+        f"labels name {len(nodes)} nodes ({', '.join(node.ref.name for node in nodes)}), and a "
+        "fault is of one: look at the relabelling rules of the scraper"
+        if nodes
+        else f"no node is named {' or '.join(names) or '(no label names a node)'}; the metrics "
         "must carry the exact node name, e.g. NODE_NAME of the exporter's DaemonSet",
     )
     incident = Incident(

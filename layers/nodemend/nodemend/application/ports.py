@@ -19,6 +19,7 @@ from nodemend.domain.nodes import Node, NodeRef
 from nodemend.domain.pods import DisruptionBudget, EvictionAnswer, Pod
 from nodemend.domain.policy import ClusterPolicy, Policy
 from nodemend.domain.reasons import Reason
+from nodemend.domain.rule_health import RuleGroup
 
 
 class Clock(Protocol):
@@ -67,6 +68,26 @@ class MetricsStore(Protocol):
         Never raises for a query's failure: a failed query is an unknown result.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class RuleGroupsResult:
+    """AMP's answer on the workspace's rule groups; `problem` set means unknown."""
+
+    groups: tuple[RuleGroup, ...] = ()
+    problem: Reason | None = None
+
+
+class RuleGroups(Protocol):
+    """How the recording and alerting rules of a workspace fare."""
+
+    def rule_groups(self, cluster: ClusterPolicy) -> RuleGroupsResult:
+        """Return all rule groups of the cluster's workspace; never raises for AMP's failure."""
+        ...
+
+
+class Workspace(MetricsStore, RuleGroups, Protocol):
+    """A workspace's queries and its rule groups."""
 
 
 # --- the cluster --------------------------------------------------------------------------------

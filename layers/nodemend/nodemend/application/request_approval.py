@@ -27,7 +27,7 @@ from nodemend.application.steps import (
     why_others_work,
 )
 from nodemend.application.verify_fault import VerifyPorts, look_again, why_blocked
-from nodemend.contracts.events import FindingModel
+from nodemend.contracts.evidence import FindingModel
 from nodemend.contracts.steps import RequestApprovalRequest, RequestApprovalResult
 from nodemend.domain.approval import (
     ask,

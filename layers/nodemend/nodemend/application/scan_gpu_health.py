@@ -19,14 +19,11 @@ from nodemend.application.ports import (
     Report,
     ScanMemory,
     Telemetry,
+    Workspace,
 )
-from nodemend.contracts.events import (
-    FindingModel,
-    GpuFaultDetected,
-    ReasonModel,
-    RuleProblem,
-    ScanBlind,
-)
+from nodemend.application.sight import SightPorts, check_sight
+from nodemend.contracts.events import GpuFaultDetected, RuleProblem, ScanBlind
+from nodemend.contracts.evidence import FindingModel, ReasonModel
 from nodemend.contracts.scan import ScanGpuHealthRequest, ScanGpuHealthResult
 from nodemend.domain.events import DetailType
 from nodemend.domain.faults import Family, Verdict
@@ -42,6 +39,9 @@ RENOTIFY = timedelta(minutes=5)
 its way, or the incident ended without a judgement, the next one opens it. In between repeats are
 a counter. Shorter than the 15 minutes for which an occurrence is valid."""
 
+SIGHT_WITH = Family.UTILIZATION
+"""The scan that also asks whether the rules can see: the one with the lowest rate."""
+
 REPORTED = frozenset({Verdict.FATAL, Verdict.DEGRADED, Verdict.SUSPECT})
 """What the jobs or the exporters did is counted, not announced."""
 
@@ -54,6 +54,8 @@ class ScanPorts:
     """What a scan needs."""
 
     metrics: MetricsStore
+    sight: Workspace
+    """The same metrics, with little time: whether rules can see must not cost the scan its own."""
     policies: Policies
     bus: EventBus
     memory: ScanMemory
@@ -76,6 +78,7 @@ def scan_gpu_health(request: ScanGpuHealthRequest, *, ports: ScanPorts) -> ScanG
     if not policy.clusters:
         logger.warning("no cluster is named, by the deployment or by the policy: nothing to scan")
     found = unknown = announced = 0
+    answering: list[ClusterPolicy] = []
     for cluster in policy.clusters:
         detection = detect(
             ports.catalogue.of_family(request.family),
@@ -103,12 +106,31 @@ def scan_gpu_health(request: ScanGpuHealthRequest, *, ports: ScanPorts) -> ScanG
         found += len(detection.findings)
         unknown += len(detection.unknown)
         announced += len(announcements)
+        if not any(why.code == "amp_timeout" for why in detection.unknown.values()):
+            answering.append(cluster)
+    if request.family is SIGHT_WITH:
+        # After all scans, and of no cluster whose AMP has used up the time already.
+        announced += sum(
+            check_sight(cluster, policy, ports=_sight_ports(ports), now=now)
+            for cluster in answering
+        )
     return ScanGpuHealthResult(
         family=request.family,
         clusters=len(policy.clusters),
         findings=found,
         unknown_rules=unknown,
         announced=announced,
+    )
+
+
+def _sight_ports(ports: ScanPorts) -> SightPorts:
+    return SightPorts(
+        metrics=ports.sight,
+        rule_groups=ports.sight,
+        bus=ports.bus,
+        memory=ports.memory,
+        telemetry=ports.telemetry,
+        catalogue=ports.catalogue,
     )
 
 

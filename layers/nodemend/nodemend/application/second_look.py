@@ -19,6 +19,9 @@ from nodemend.domain.policy import ClusterPolicy, Policy
 from nodemend.domain.reasons import Reason
 from nodemend.domain.rules import Catalogue, Rule, matcher_of, render_presence
 
+GPU_WITNESS = "gpu_temp"
+"""The metric that every GPU has, by which they are counted."""
+
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
@@ -47,7 +50,7 @@ class SecondLook:
         """
         if incident.origin is Origin.HAND:
             seen = self._detect(self.catalogue.rules, self.now)
-            return Judgement(confirmed=of_node(seen.findings, node.ref.name))
+            return Judgement(confirmed=of_node(seen.findings, node.ref))
         findings = [f for f in by_urgency(incident.findings) if f.verdict.is_actionable]
         early = [self._judge_unasked(incident, finding, node) for finding in findings]
         pairs = list(zip(findings, early, strict=True))
@@ -114,17 +117,45 @@ class SecondLook:
         seen = asked[self._time_of(finding)]
         if rule.id in seen.unknown:
             return Judgement(unknown=seen.unknown[rule.id])
-        # Nodes that were resolved by instance id have no node name in their labels.
-        names = {node.ref.name, *finding.node_names}
-        same = [f for f in seen.findings if f.key == finding.key and names & set(f.node_names)]
+        # Names that mean no node, such as an exporter's pod, may be those of several nodes: only
+        # the node's own name or instance makes a finding its own.
+        same = [f for f in of_node(seen.findings, node.ref) if f.key == finding.key]
         holding = tuple(f for f in same if f.verdict.is_actionable)
         if holding:
-            return Judgement(confirmed=holding)
+            stranger = self._why_not_alone(holding[0], node)
+            return Judgement(unknown=stranger) if stranger else Judgement(confirmed=holding)
         if finding.kind is FaultKind.EVENT or same:
             when = self._time_of(finding).isoformat()
             text = f"AMP does not show {finding.summary} at {when} as a fault to act on"
             return Judgement(gone=Reason("not_confirmed", text))
         return self._absent_or_recovered(rule, finding)
+
+    def _why_not_alone(self, finding: Finding, node: Node) -> Reason | None:
+        """Return why the metrics under the node's name cannot be its own alone.
+
+        Two clusters whose networks overlap have nodes of one name. In a workspace that both write
+        to, and that no matcher separates, the fault may be the other node's: then there are more
+        GPUs under the name than the machine has.
+        """
+        expected = self.catalogue.gpus_by_instance_type.get(node.instance_type, 0)
+        names = self.catalogue.metric_names.get(GPU_WITNESS)
+        if not expected or not names or not finding.gpu_uuid:
+            return None
+        matcher = _joined(_node_matcher(finding), self.cluster.matcher)
+        query = f'count(group by (UUID) ({{__name__=~"{"|".join(names)}",{matcher}}}))'
+        answer = self.metrics.query_many(self.cluster, {"identity": query}, self._time_of(finding))[
+            "identity"
+        ]
+        if answer.problem is not None:
+            return answer.problem
+        seen = max((int(s.value) for s in answer.samples if not is_blank(s.value)), default=0)
+        if seen <= expected:
+            return None
+        return Reason(
+            "identity_ambiguous",
+            f"{seen} GPUs report under the name of {node.ref.name}, which has {expected}: another "
+            "cluster's node has the name, too, or had it minutes ago; give the cluster a matcher",
+        )
 
     def _absent_or_recovered(self, rule: Rule, finding: Finding) -> Judgement:
         """The rule does not hold. Only a GPU that reports can have recovered."""

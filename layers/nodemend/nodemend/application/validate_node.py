@@ -19,7 +19,7 @@ from nodemend.application.steps import (
     progress,
 )
 from nodemend.application.verify_fault import VerifyPorts
-from nodemend.contracts.events import NodeRefModel
+from nodemend.contracts.evidence import NodeRefModel
 from nodemend.contracts.steps import ValidateNodeRequest, ValidateNodeResult
 from nodemend.domain.errors import InvalidInputError
 from nodemend.domain.escalation import escalate, is_on_next_rung
@@ -122,7 +122,7 @@ def _why_not_clean(
     if seen.unknown:
         rule_id, why = next(iter(seen.unknown.items()))
         return Reason(_UNKNOWN, f"rule {rule_id} cannot be judged: {why}")
-    mine = (*of_node(seen.findings, ref.name), *_of_same_gpus(incident, repair, seen.findings))
+    mine = (*of_node(seen.findings, ref), *_of_same_gpus(incident, repair, seen.findings))
     sick = [finding for finding in mine if finding.verdict.is_actionable]
     if sick:
         return Reason(unhealthy, f"{ref.name}: {sick[0].summary}")

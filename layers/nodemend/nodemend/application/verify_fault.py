@@ -21,7 +21,7 @@ from nodemend.application.steps import (
     why_held,
     why_others_work,
 )
-from nodemend.contracts.events import FindingModel
+from nodemend.contracts.evidence import FindingModel
 from nodemend.contracts.steps import VerifyFaultRequest, VerifyFaultResult
 from nodemend.domain.approval import needs_yes
 from nodemend.domain.capacity import REPAIRS, AutoScalingGroup, why_not_repairable

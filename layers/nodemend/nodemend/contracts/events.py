@@ -10,16 +10,18 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from nodemend.contracts.evidence import (
+    EventModel,
+    FindingModel,
+    NodeRefModel,
+    PastIncidentModel,
+    ReasonModel,
+)
 from nodemend.domain.alerts import Alert
 from nodemend.domain.errors import InvalidInputError
 from nodemend.domain.events import DetailType, IncidentEvent
-from nodemend.domain.faults import FaultClass, FaultKind, Verdict
-from nodemend.domain.findings import Evidence, Finding
 from nodemend.domain.guard import GuardEvent
-from nodemend.domain.history import PastIncident
 from nodemend.domain.incidents import Incident
-from nodemend.domain.nodes import NodeRef
-from nodemend.domain.reasons import Reason
 
 SOURCE = "nodemend"
 """EventBridge `source` of every event."""
@@ -29,152 +31,7 @@ MAX_LISTED = 50
 """Lists in events are cut here; the count beside them stays exact."""
 
 
-class _Model(BaseModel):
-    # Unknown fields are ignored: a consumer of this release may read the next one's events.
-    model_config = ConfigDict(extra="ignore", frozen=True, use_enum_values=True)
-
-
-class ReasonModel(_Model):
-    """What decided."""
-
-    code: str = Field(description="Stable word, e.g. capacity_guard.")
-    text: str = Field(description="Sentence for people.")
-
-    @classmethod
-    def of(cls, reason: Reason) -> "ReasonModel":
-        """Build from the domain's value."""
-        return cls(code=reason.code, text=reason.text)
-
-
-class NodeRefModel(_Model):
-    """Which machine is meant; names alone are reused within minutes on AWS."""
-
-    cluster: str
-    name: str
-    uid: str = ""
-    instance_id: str = ""
-    boot_id: str = ""
-
-    @classmethod
-    def of(cls, ref: NodeRef) -> "NodeRefModel":
-        """Build from the domain's value."""
-        return cls(
-            cluster=ref.cluster,
-            name=ref.name,
-            uid=ref.uid,
-            instance_id=ref.instance_id,
-            boot_id=ref.boot_id,
-        )
-
-    def to_ref(self) -> NodeRef:
-        """Return the domain's value."""
-        return NodeRef(self.cluster, self.name, self.uid, self.instance_id, self.boot_id)
-
-
-class EvidenceModel(_Model):
-    """What was seen: run `query` at `at` to see it again."""
-
-    rule_id: str
-    query: str
-    value: float
-    at: datetime
-    labels: dict[str, str] = Field(default_factory=dict)
-
-
-class FindingModel(_Model):
-    """A rule that holds for a GPU or node."""
-
-    fault_class: str
-    verdict: str
-    kind: str
-    node_names: tuple[str, ...] = Field(description="Candidates for the node's name, best first.")
-    gpu_uuid: str = ""
-    gpu_index: str = ""
-    code: int | None = Field(default=None, description="The XID of an xid finding.")
-    summary: str = ""
-    action: str = Field(default="", description="What the XID table advises, e.g. reset_gpu.")
-    evidence: EvidenceModel
-
-    @classmethod
-    def of(cls, finding: Finding) -> "FindingModel":
-        """Build from the domain's value."""
-        evidence = finding.evidence
-        return cls(
-            fault_class=finding.fault_class,
-            verdict=finding.verdict,
-            kind=finding.kind,
-            node_names=finding.node_names,
-            gpu_uuid=finding.gpu_uuid,
-            gpu_index=finding.gpu_index,
-            code=finding.code,
-            summary=finding.summary,
-            action=finding.action,
-            evidence=EvidenceModel(
-                rule_id=evidence.rule_id,
-                query=evidence.query,
-                value=evidence.value,
-                at=evidence.at,
-                labels=dict(evidence.labels),
-            ),
-        )
-
-    def to_finding(self, cluster: str) -> Finding:
-        """Return the domain's value.
-
-        Raises:
-            ValueError: if a word is none of the domain's.
-        """
-        return Finding(
-            cluster=cluster,
-            node_names=self.node_names,
-            fault_class=FaultClass(self.fault_class),
-            verdict=Verdict(self.verdict),
-            kind=FaultKind(self.kind),
-            gpu_uuid=self.gpu_uuid,
-            gpu_index=self.gpu_index,
-            code=self.code,
-            summary=self.summary,
-            action=self.action,
-            evidence=Evidence(
-                rule_id=self.evidence.rule_id,
-                query=self.evidence.query,
-                value=self.evidence.value,
-                at=self.evidence.at,
-                labels=self.evidence.labels,
-            ),
-        )
-
-
-class PastIncidentModel(_Model):
-    """An earlier incident of the same machine or GPU."""
-
-    incident_id: str
-    at: datetime = Field(description="When it was closed.")
-    fault: str = Field(description="The fault class, with the XID where there was one.")
-    outcome: str
-    instance_id: str
-    gpu_uuids: tuple[str, ...] = ()
-    rungs: tuple[str, ...] = Field(default=(), description="Repairs that were asked for.")
-    replacement_instance_id: str = Field(
-        default="", description="The instance that took its place, if it was replaced."
-    )
-
-    @classmethod
-    def of(cls, past: PastIncident) -> "PastIncidentModel":
-        """Build from the domain's value."""
-        return cls(
-            incident_id=past.incident_id,
-            at=past.at,
-            fault=past.fault,
-            outcome=past.outcome,
-            instance_id=past.instance_id,
-            gpu_uuids=past.gpu_uuids,
-            rungs=tuple(past.rungs),
-            replacement_instance_id=past.replacement_instance_id,
-        )
-
-
-class EventDetail(_Model):
+class EventDetail(EventModel):
     """What every event carries."""
 
     schema_version: Literal[1] = 1
@@ -195,11 +52,31 @@ class GpuFaultDetected(EventDetail):
     findings: tuple[FindingModel, ...] = Field(min_length=1)
 
 
-class RuleProblem(_Model):
+class MetricSeen(EventModel):
+    """A metric that a rule needs, and how many have it."""
+
+    names: tuple[str, ...] = Field(description="Its names; an exporter prints one of them.")
+    seen: int = Field(description="How many GPUs (Neuron: instances) have it.")
+    total: int = Field(description="How many have any metric of this kind.")
+
+
+class RuleProblem(EventModel):
     """A rule that could not be judged, and why."""
 
-    rule_id: str
+    rule_id: str = Field(
+        description="For cause rule_groups: AMP's group, or group/rule. For cause coverage it may "
+        "be label-uuid or label-node: labels without which rules are blind."
+    )
     reason: ReasonModel
+    metrics: tuple[MetricSeen, ...] = Field(
+        default=(), description="What is missing, for cause coverage."
+    )
+    nodes: tuple[str, ...] = Field(
+        default=(), description="Some nodes that lack it while others have it; at most 5."
+    )
+    expected: bool = Field(
+        default=False, description="Some hardware does not have it: told, and no alarm."
+    )
 
 
 class ScanBlind(EventDetail):
@@ -207,7 +84,14 @@ class ScanBlind(EventDetail):
 
     DETAIL_TYPE: ClassVar[DetailType] = DetailType.SCAN_BLIND
 
-    family: str
+    cause: Literal["answer", "coverage", "rule_groups"] = Field(
+        default="answer",
+        description="answer: AMP gave no usable one. coverage: the metrics are not exported. "
+        "rule_groups: AMP does not evaluate the recording rules.",
+    )
+    family: str = Field(
+        default="", description="Which scan, for cause answer; the others are about all scans."
+    )
     rules: tuple[RuleProblem, ...] = Field(min_length=1)
 
 
@@ -306,7 +190,7 @@ class IncidentAdmitted(IncidentDetail):
     )
 
 
-class AlertModel(_Model):
+class AlertModel(EventModel):
     """An alert, as it was sent; a claim, not evidence."""
 
     name: str
@@ -395,7 +279,7 @@ class NodeCordoned(IncidentDetail):
     skip_count: int = 0
 
 
-class Block(_Model):
+class Block(EventModel):
     """A pod that cannot be evicted now, and what holds it."""
 
     pod: str

@@ -19,9 +19,12 @@ NODE_LABELS = ("node", "kubernetes_node", "Hostname", "hostname", "node_name", "
 `Hostname` (before May 2026) and `hostname` (after) are the exporter's, and a DaemonSet without
 NODE_NAME puts its pod name there. `instance_id` is neuron-monitor's."""
 
-_UUID_LABELS = ("UUID", "uuid", "gpu_uuid")
+UUID_LABELS = ("UUID", "uuid", "gpu_uuid")
+"""Labels that hold the physical GPU's UUID; `gpu_uuid` is that of link metrics."""
 _INDEX_LABELS = ("gpu", "neuron_device_index")
 _CODE_LABELS = ("err_code", "xid")
+_CODES_END = 1024
+"""XIDs are smaller (NVIDIA's catalogue); what is not comes of a broken or foreign metric."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ def node_names_of(labels: Mapping[str, str]) -> tuple[str, ...]:
 
 def gpu_uuid_of(labels: Mapping[str, str]) -> str:
     """Return the physical GPU's UUID; the same for all MIG rows of a GPU."""
-    return next((labels[label] for label in _UUID_LABELS if labels.get(label)), "")
+    return next((labels[label] for label in UUID_LABELS if labels.get(label)), "")
 
 
 def gpu_index_of(labels: Mapping[str, str]) -> str:
@@ -110,10 +113,12 @@ def xid_of(sample: Sample) -> int | None:
     """Return the XID a sample speaks of: by label where there is one, else the gauge's value."""
     for label in _CODE_LABELS:
         text = sample.labels.get(label, "")
-        if text.isdecimal():
+        if text.isdecimal() and len(text) <= len(str(_CODES_END)) and 0 < int(text) < _CODES_END:
             return int(text)
+    if sample.labels.get("xid"):
+        return None  # of a count, whose value is how often and no code
     value = sample.value
-    return int(value) if value.is_integer() and 0 < value < 1024 else None
+    return int(value) if value.is_integer() and 0 < value < _CODES_END else None
 
 
 def collapse(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -5,7 +5,7 @@ minutes. A `NodeRef` carries what tells two machines of one name apart.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
@@ -44,6 +44,10 @@ class NodeRef:
             other.uid,
             other.instance_id,
         )
+
+    def is_named_by(self, names: Collection[str]) -> bool:
+        """Tell whether labels that may name a node name this one, exactly."""
+        return any(name and name in names for name in (self.name, self.instance_id))
 
 
 class Readiness(StrEnum):
