@@ -74,8 +74,12 @@ test: setup lint ## lint, unit, integration and crash tests, the first scenarios
 	time $(BIN)/python -m pytest tests/e2e -q -m first
 
 .PHONY: bench-storm
-bench-storm: .venv/.installed ## 2,000 sick nodes at once: what the rails let through, and how fast
+bench-storm: .venv/.installed ## 2,000 sick nodes at once: what the rails let through, how fast, at what cost
 	$(BIN)/python -m benchmarks.storm
+
+.PHONY: bench-quiet
+bench-quiet: .venv/.installed ## a day of 2,000 healthy nodes with all its noise: nothing may be done
+	$(BIN)/python -m benchmarks.quiet
 
 .PHONY: build
 build: .venv-sam/.installed ## sam validate, sam build, sizes

@@ -47,6 +47,7 @@ class SceneFleet:
         self.roles: dict[str, str] = {}
         """Role (GROUP/INDEX) by instance id."""
         self.names: dict[str, str] = {}
+        self._lost: dict[str, set[int]] = {}
         """Node name by role."""
         self.exporters = GpuFleet(cluster.name)
         timings = Timings(start_s=1.0, orphan_s=1.0, monitor_grace_s=4.0, reaction_s=0.02)
@@ -170,6 +171,17 @@ class SceneFleet:
 
     # --- hooks of the capacity model -----------------------------------------------------------
 
+    def lose_gpus(self, name: str, gpu: int | None) -> None:
+        """Let the device plugin hear of a lost GPU (None: of all), as NVIDIA's does from NVML.
+
+        It offers them again after a boot only, also where they report again before that.
+        """
+        role = next(role for role, known in self.names.items() if known == name)
+        gpus = range(self._gpus(self._group(role.rpartition("/")[0])))
+        lost = self._lost.setdefault(name, set())
+        lost.update(gpus if gpu is None else {gpu})
+        self.kubernetes.set_allocatable(name, len(gpus) - len(lost))
+
     def _later(self, delay_s: float, call: Callable[[], None]) -> None:
         timer = threading.Timer(delay_s, call)
         timer.daemon = True
@@ -213,6 +225,7 @@ class SceneFleet:
 
         def boot() -> None:
             # Heard again under a new boot id; the device plugin has not registered yet.
+            self._lost.pop(name, None)
             self.kubernetes.set_allocatable(name, 0)
             boot_id = self.kubernetes.set_boot_id(name)
             self._announce(f"{name} has booted ({boot_id}) and offers no GPU yet")

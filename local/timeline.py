@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from local.alerts import publish
+from local.amp.model import FaultKind
 from local.calls import ApiFault
 from local.scenario import Alert, InjectedApiFault, Person, TimelineEntry
 from local.world import World
@@ -78,6 +79,8 @@ class Timeline:
         if entry.inject is not None:
             node = fleet.node_name(entry.inject.node)
             fleet.exporters.inject(node, entry.inject.gpu, entry.inject.kind, **entry.inject.params)
+            if entry.inject.kind is FaultKind.GPU_LOST:
+                fleet.lose_gpus(node, entry.inject.gpu)
             told = "".join(f" {key} {value}" for key, value in entry.inject.params.items())
             gpu = "all GPUs" if entry.inject.gpu is None else f"GPU {entry.inject.gpu}"
             self._announce(f"fault: {entry.inject.kind}{told} on {gpu} of {node}")

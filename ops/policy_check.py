@@ -236,7 +236,8 @@ def _decision(
         yield f"decision: it waits: {reason}"
         if reason.code == "hold":
             longest_s = max(policy.hold_s.values(), default=0)
-            lasted = replace(incident, opened_at=now - timedelta(seconds=longest_s))
+            since = now - timedelta(seconds=longest_s)
+            lasted = replace(incident, opened_at=since, last_seen=now)
             for line in _decision(policy, question, lasted, now):
                 yield f"when it has lasted: {line}"
     for ended in decided.ended:
@@ -272,7 +273,8 @@ def _decide(policy: Policy, question: Question, incident: Incident, now: datetim
         labels=question.labels,
         created_at=now - timedelta(days=30),
         gpu_capacity=8,
-        gpu_allocatable=8,
+        # A lost GPU is one that the device plugin misses, too.
+        gpu_allocatable=7 if incident.fault_class is FaultClass.GPU_LOST else 8,
     )
     others = tuple(
         replace(node, ref=NodeRef(node.ref.cluster, f"other-{n}", f"uid-{n}", f"i-{n:017x}"))

@@ -192,6 +192,7 @@ def test_terminated_instance_leaves_and_a_new_member_comes(stage):
     assert len(group.newcomers(frozenset(ids))) == 1
 
 
+@pytest.mark.case("R28")
 def test_second_termination_of_an_instance_is_as_good_as_the_first(stage):
     ids = stage.add_group("gpu-a", 1)
     stage.capacity.terminate(POLICY, ids[0])
@@ -203,6 +204,7 @@ def test_second_termination_of_an_instance_is_as_good_as_the_first(stage):
     assert len(group.newcomers(frozenset(ids))) == 1
 
 
+@pytest.mark.case("R28")
 def test_instance_that_is_forgotten_is_as_good_as_terminated(stage):
     stage.add_group("gpu-a", 1)
     stage.capacity.terminate(POLICY, "i-0123456789abcdef0")

@@ -120,8 +120,7 @@ class Machine:
                 parsed = request.model_validate(parameters["Payload"])
                 result = use_case(parsed, ports=getattr(self.stage, ports))
             except (NodemendError, ValueError, CrashError) as error:
-                is_crash = isinstance(error, CrashError)
-                name = error.lambda_error if is_crash else type(error).__name__
+                name = error.lambda_error if isinstance(error, CrashError) else type(error).__name__
                 if self._is_retried(state, name, attempts):
                     continue
                 rule = _matching(state["Catch"], name)

@@ -500,6 +500,8 @@ class Stage:
 
     def wait(self, number: int = 1, *findings: Finding, incident_id: str = "") -> str:
         """Let an incident for a node wait, as open_incident leaves it; return its id."""
+        if any(finding.fault_class is FaultClass.GPU_LOST for finding in findings):
+            self.miss_gpu(number)
         node = self.node(number)
         known = incident_id or self.ids.new(self.clock.now())
         holder = self.incidents.claim_node(CLUSTER, node.ref.uid, known)
@@ -562,6 +564,10 @@ class Stage:
         node = self.node(number)
         patch = cordon_patch(node, plan_ownership(node, incident_id))
         assert self.cluster.patch_node(node.ref.name, patch)
+
+    def miss_gpu(self, number: int = 1) -> None:
+        """Let the device plugin hear of a lost GPU."""
+        self.cluster.change_node(node_name(number), lambda node: replace(node, gpu_allocatable=7))
 
     def cordon_by_hand(self, number: int = 1) -> None:
         """Let an administrator cordon a node."""

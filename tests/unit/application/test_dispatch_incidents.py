@@ -36,6 +36,7 @@ from tests.unit.application.stage import (
     enforce,
     gpu_node,
     instance_id,
+    lost_finding,
     node_name,
     temperature_finding,
     times_sent,
@@ -471,6 +472,84 @@ def test_an_old_fault_of_a_young_node_is_left_alone() -> None:
     reason = stage.incident(incident_id).reason
     assert reason is not None
     assert reason.code == "warm_up"
+
+
+def waiting_codes(stage: Stage) -> list[str]:
+    return [one["reason"]["code"] for one in stage.events("Incident Waiting")]
+
+
+def test_a_gpu_that_only_the_metrics_miss_waits_for_the_device_plugin_to_miss_it_too() -> None:
+    stage = Stage()
+    incident_id = stage.wait(1, lost_finding())
+    stage.cluster.add_node(gpu_node(1))  # all eight are offered, as if nothing were lost
+
+    dispatch(stage)
+    assert (stage.executions.started, waiting_codes(stage)) == ([], ["second_signal"])
+    stage.miss_gpu(1)
+    dispatch(stage)
+    assert stage.executions.started == [incident_id]
+
+
+def test_a_gpu_that_only_the_metrics_miss_ends_untouched_when_they_miss_it_no_more() -> None:
+    stage = Stage()
+    incident_id = stage.wait(1, lost_finding())
+    stage.cluster.add_node(gpu_node(1))
+
+    dispatch(stage)
+    stage.clock.advance(901)
+    dispatch(stage)
+
+    incident = stage.incident(incident_id)
+    assert incident.reason is not None
+    assert (incident.outcome, incident.reason.code) == (Outcome.SKIPPED, "expired")
+    assert "still offers all 8" in incident.reason.text
+    assert (stage.executions.started, stage.mutations()) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("findings", "changes"),
+    [
+        ((lost_finding(), xid_finding(1, 119)), {}),
+        ((lost_finding(),), {"gpu_capacity": 7, "gpu_allocatable": 7}),
+        ((lost_finding(),), {"gpu_allocatable": 0}),
+    ],
+    ids=["an XID tells of it, too", "a kubelet that counted anew", "a plugin that is gone"],
+)
+def test_a_lost_gpu_with_a_second_signal_is_acted_on(findings: Any, changes: Any) -> None:
+    stage = Stage()
+    incident_id = stage.wait(1, *findings)
+    stage.cluster.add_node(gpu_node(1, **changes))
+
+    dispatch(stage)
+
+    assert stage.executions.started == [incident_id]
+
+
+def test_where_no_node_offers_gpus_the_metrics_word_is_all_there_is() -> None:
+    stage = Stage(nodes=2)
+    incident_id = stage.wait(1, lost_finding())
+    for number in (1, 2):
+        stage.cluster.add_node(gpu_node(number, gpu_capacity=0, gpu_allocatable=0))
+
+    dispatch(stage)
+
+    assert stage.executions.started == [incident_id]
+
+
+def test_heat_that_has_passed_before_its_hold_time_ends_untouched() -> None:
+    stage = Stage(policy=enforce(hold_s={Verdict.DEGRADED: 600}))
+    evidence = replace(temperature_finding().evidence, at=stage.clock.now())
+    incident_id = run.open_for(stage, temperature_finding(evidence=evidence))
+    assert incident_id is not None
+
+    for _ in range(30):
+        dispatch(stage)
+        stage.clock.advance(60)
+
+    incident = stage.incident(incident_id)
+    assert incident.reason is not None
+    assert (incident.outcome, incident.reason.code) == (Outcome.SKIPPED, "expired")
+    assert (stage.executions.started, waiting_codes(stage)) == ([], ["hold"])
 
 
 def test_the_dispatch_survives_a_crash_at_every_call() -> None:

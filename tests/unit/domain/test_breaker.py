@@ -472,13 +472,31 @@ def test_the_label_of_the_health_check_operator_keeps_off_the_node(
 def test_a_degraded_fault_must_last_and_a_fatal_one_need_not() -> None:
     hot = finding(Verdict.DEGRADED, **LEVEL)
     rules = policy(hold_s={Verdict.DEGRADED: 600})
-    young, old = sick(1, hot, at=NOW - timedelta(seconds=599)), sick(2, hot, at=NOW - 10 * MINUTE)
+    young = sick(1, hot, at=NOW - timedelta(seconds=599), last_seen=NOW)
+    old = sick(2, hot, at=NOW - 10 * MINUTE, last_seen=NOW)
 
     dispatch = decide(Guard(CLUSTER), [young, old, sick(3)], rules=rules)
 
     assert [one.incident.id for one in dispatch.admitted] == ["inc-003", "inc-002"]
     assert [one.reason.code for one in dispatch.kept] == ["hold"]
     assert "has lasted 599 s" in dispatch.kept[0].reason.text
+
+
+def test_a_level_that_is_not_reported_any_more_does_not_grow_old_enough_and_ends() -> None:
+    hot = finding(Verdict.DEGRADED, **LEVEL)
+    rules = policy(hold_s={Verdict.DEGRADED: 600})
+    seen = sick(1, hot, at=NOW - 18 * MINUTE, last_seen=NOW - 10 * MINUTE)
+    over = sick(2, hot, at=NOW - 18 * MINUTE, last_seen=NOW - 16 * MINUTE)
+
+    dispatch = decide(Guard(CLUSTER), [seen, over], rules=rules)
+
+    assert dispatch.admitted == ()
+    assert [(one.incident.id, one.reason.code) for one in dispatch.kept] == [("inc-001", "hold")]
+    assert "has lasted 480 s" in dispatch.kept[0].reason.text
+    ended = dispatch.ended[0]
+    assert (ended.incident.id, ended.outcome) == ("inc-002", Outcome.SKIPPED)
+    assert ended.reason.code == "expired"
+    assert "has lasted 120 s" in ended.reason.text
 
 
 @pytest.mark.case("R53")

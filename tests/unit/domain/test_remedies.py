@@ -24,7 +24,7 @@ CALLS_NOBODY = {
     "unverifiable", "warm_up",
     # what is waited for
     "breaker_open", "capacity_guard", "hold", "maintenance_window", "node_busy", "node_paused",
-    "paused", "rate_limit",
+    "paused", "rate_limit", "second_signal",
     # what stops a whole cluster, and what ends that
     "cooled_down", "fleet_signal_suspect", "fleet_unhealthy", "resumed",
     # what nodemend cannot see, told by Scan Blind

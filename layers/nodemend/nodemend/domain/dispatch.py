@@ -32,12 +32,22 @@ from nodemend.domain.guard import (
     recent,
     with_event,
 )
-from nodemend.domain.incidents import Incident, Outcome, has_lasted, is_stale
+from nodemend.domain.incidents import Incident, Outcome, is_stale
 from nodemend.domain.nodes import Node
 from nodemend.domain.policy import BreakerLimits, Policy
-from nodemend.domain.rails import why_excluded, why_node_paused, why_stand_down
+from nodemend.domain.rails import (
+    why_excluded,
+    why_hold,
+    why_node_paused,
+    why_stand_down,
+    why_unconfirmed,
+)
 from nodemend.domain.reasons import Reason
 from nodemend.domain.windows import why_outside
+
+_UNRIPE = frozenset({"hold", "second_signal"})
+"""What keeps a waiter because too little is known of its fault. Once that is the past, no more
+will be known, and it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +132,10 @@ def decide_dispatch(
             continue
         wait = _why_wait(current, fleet, node, incident, policy, now)
         if wait is not None:
-            kept.append(Kept(incident, wait))
+            if wait.code in _UNRIPE and is_stale(incident, now):
+                ended.append(_outlived(incident, wait))
+            else:
+                kept.append(Kept(incident, wait))
             continue
         if not holds(current, incident):
             # Times of slots taken together must differ: each is the name of its unit of the rate.
@@ -272,6 +285,11 @@ def _expired(incident: Incident) -> Ended:
     return Ended(incident, Outcome.SKIPPED, reason)
 
 
+def _outlived(incident: Incident, wait: Reason) -> Ended:
+    reason = Reason("expired", f"AMP reports it no longer, and {wait.text}")
+    return Ended(incident, Outcome.SKIPPED, reason)
+
+
 def _urgency(incident: Incident) -> tuple[int, datetime, str]:
     severity = incident.primary.verdict.severity if incident.primary else Verdict.FATAL.severity
     return severity, incident.opened_at, incident.id
@@ -375,7 +393,11 @@ def _why_wait(
         return held
     if holds(guard, incident):
         return None
-    early = _why_outside_windows(incident, policy, now) or _why_hold(incident, policy, now)
+    early = (
+        _why_outside_windows(incident, policy, now)
+        or why_hold(incident, policy, now)
+        or why_unconfirmed(incident, node, offered=fleet.snapshot.expected_gpus(node, {}))
+    )
     return early or _why_no_room(guard, fleet, node, incident, policy, now)
 
 
@@ -385,20 +407,6 @@ def _why_outside_windows(incident: Incident, policy: Policy, now: datetime) -> R
         return None
     why = why_outside(policy.maintenance_windows, now)
     return Reason("maintenance_window", why) if why else None
-
-
-def _why_hold(incident: Incident, policy: Policy, now: datetime) -> Reason | None:
-    if incident.primary is None:
-        return None
-    hold_s = policy.hold_s.get(incident.primary.verdict, 0)
-    lasted_s = has_lasted(incident, now).total_seconds()
-    if lasted_s >= hold_s:
-        return None
-    return Reason(
-        "hold",
-        f"{incident.fault_class} has lasted {int(lasted_s)} s; a {incident.primary.verdict} fault "
-        f"must last {hold_s} s before a node is touched for it",
-    )
 
 
 def _why_no_room(

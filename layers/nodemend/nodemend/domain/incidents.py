@@ -415,8 +415,14 @@ def attach(
 
 
 def has_lasted(incident: Incident, now: datetime) -> timedelta:
-    """Return how long nodemend has known the deciding fault class on this node."""
-    return now - incident.first_seen.get(str(incident.fault_class), incident.opened_at)
+    """Return for how long nodemend has seen the deciding fault class on this node.
+
+    A level that is not reported any more has not lasted since; an event has happened, and counts
+    from then on.
+    """
+    first = incident.first_seen.get(str(incident.fault_class), incident.opened_at)
+    is_level = incident.primary is not None and incident.primary.kind is FaultKind.LEVEL
+    return ((incident.last_seen or first) if is_level else now) - first
 
 
 def is_stale(incident: Incident, now: datetime) -> bool:

@@ -1,6 +1,11 @@
-"""Signs that somebody else is at work on a node: then nodemend keeps its hands off."""
+"""What keeps nodemend's hands off one node, for now or altogether, whatever the fleet is like."""
 
+from datetime import datetime
+
+from nodemend.domain.faults import FaultClass
+from nodemend.domain.incidents import Incident, has_lasted
 from nodemend.domain.nodes import Node
+from nodemend.domain.policy import Policy
 from nodemend.domain.reasons import Reason
 
 OTHERS_TAINTS = {
@@ -45,3 +50,40 @@ def why_stand_down(node: Node) -> Reason | None:
         if taint.key in OTHERS_TAINTS:
             return Reason("other_remediator", f"{node.ref.name}: {OTHERS_TAINTS[taint.key]}")
     return None
+
+
+def why_hold(incident: Incident, policy: Policy, now: datetime) -> Reason | None:
+    """Return why the fault has not lasted long enough for its verdict, or None."""
+    if incident.primary is None:
+        return None
+    hold_s = policy.hold_s.get(incident.primary.verdict, 0)
+    lasted_s = has_lasted(incident, now).total_seconds()
+    if lasted_s >= hold_s:
+        return None
+    return Reason(
+        "hold",
+        f"{incident.fault_class} has lasted {int(lasted_s)} s; a {incident.primary.verdict} fault "
+        f"must last {hold_s} s before a node is touched for it",
+    )
+
+
+def why_unconfirmed(incident: Incident, node: Node, *, offered: int) -> Reason | None:
+    """Return why a GPU that only the metrics miss is not believed to be lost, or None.
+
+    Exporters drop rows of healthy GPUs: with time slicing or DRA those of idle ones
+    (NVIDIA/dcgm-exporter 569). The device plugin hears of a lost GPU by itself, and the kubelet
+    then offers one less.
+
+    Args:
+        incident: What waits.
+        node: Its node.
+        offered: GPUs that nodes of this type offer; 0: no device plugin that could be asked.
+    """
+    acting = {finding.fault_class for finding in incident.findings if finding.verdict.is_actionable}
+    if acting != {FaultClass.GPU_LOST} or not offered or node.gpu_allocatable < offered:
+        return None
+    return Reason(
+        "second_signal",
+        f"only the metrics miss a GPU: the kubelet of {node.ref.name} still offers all "
+        f"{node.gpu_allocatable}, so it may be the exporter's fault",
+    )
