@@ -41,10 +41,11 @@ lint: .venv/.installed ## format, lint, types, import direction, template, state
 	$(BIN)/ruff check .
 	$(BIN)/mypy layers functions local ops tools benchmarks
 	$(BIN)/lint-imports
-	$(BIN)/cfn-lint template.yaml cluster-access.yaml
+	$(BIN)/cfn-lint template.yaml cluster-access.yaml rules.template.yaml
 	$(BIN)/python tools/lint_asl.py
 	$(BIN)/python tools/schemas.py --check
 	$(BIN)/python tools/rules_doc.py --check
+	$(BIN)/python tools/rule_groups.py --check
 
 .PHONY: format
 format: .venv/.installed ## format the code
@@ -52,9 +53,10 @@ format: .venv/.installed ## format the code
 	$(BIN)/ruff check --fix .
 
 .PHONY: schemas
-schemas: .venv/.installed ## write events/schemas and docs/RULES.md anew
+schemas: .venv/.installed ## write events/schemas, docs/RULES.md and rules.template.yaml anew
 	$(BIN)/python tools/schemas.py
 	$(BIN)/python tools/rules_doc.py
+	$(BIN)/python tools/rule_groups.py
 
 .PHONY: unit
 unit: .venv/.installed ## unit tests, sockets blocked

@@ -7,9 +7,16 @@ from itertools import groupby
 from pathlib import Path
 
 from nodemend.catalogue import NOT_THERE, load_catalogue
-from nodemend.domain.faults import Family, FaultKind, Verdict
+from nodemend.domain.faults import Family, FaultKind, Scope, Verdict
 from nodemend.domain.policy import DEFAULT_PLANS
-from nodemend.domain.rules import Catalogue, Rule, XidEntry, render_query
+from nodemend.domain.rules import (
+    Catalogue,
+    Recording,
+    Rule,
+    XidEntry,
+    render_query,
+    render_template,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 PATH = ROOT / "docs" / "RULES.md"
@@ -101,6 +108,12 @@ def plan_of(rule: Rule) -> str:
     return ", then ".join(map(str, plan)) or "none: observed"
 
 
+def names_of(metric: str, catalogue: Catalogue) -> str:
+    """Return every name of a metric; a recorded series has its own."""
+    names = catalogue.metric_names.get(metric, (metric,))
+    return " or ".join(f"`{name}`" for name in names)
+
+
 def rule_lines(rule: Rule, catalogue: Catalogue) -> Iterator[str]:
     """Yield the section of one rule."""
     yield f"### {rule.id}"
@@ -113,15 +126,19 @@ def rule_lines(rule: Rule, catalogue: Catalogue) -> Iterator[str]:
         "Verdict": verdict_of(rule),
         "Default plan": plan_of(rule),
         "Verified as": VERIFIED[rule.kind],
+        "About": f"a {rule.scope}" if rule.scope is not Scope.FLEET else "the fleet",
         "Thresholds": thresholds or "none",
-        "Needs": "; ".join(
-            " or ".join(f"`{name}`" for name in catalogue.metric_names[metric])
-            for metric in rule.metrics
+        "Second signal": rule.second_signal,
+        "Needs": "; ".join(names_of(metric, catalogue) for metric in rule.metrics),
+        "Can do without": "; ".join(
+            names_of(metric, catalogue) for metric in rule.used if metric not in rule.metrics
         ),
+        "Without it": rule.degraded,
+        "Not exported by the project's counters file": rule.opt_in,
         "Why": rule.why,
         "Source": rule.source,
     }
-    yield from (f"- {name}: {text}" for name, text in facts.items())
+    yield from (f"- {name}: {text}" for name, text in facts.items() if text)
     yield ""
     yield "```promql"
     yield render_query(rule, catalogue.metric_names)
@@ -155,6 +172,32 @@ def family_lines(family: Family, catalogue: Catalogue) -> Iterator[str]:
 def gpus_of(entry: XidEntry) -> str:
     """Return the generations that an entry is for, in words; empty: all."""
     return ", ".join(str(one).replace("_", " ").title() for one in entry.generations)
+
+
+def recording_lines(catalogue: Catalogue) -> Iterator[str]:
+    """Yield the recording rules, by group."""
+    yield "## Recording rules"
+    yield ""
+    yield "Deployed by [rules.template.yaml](../rules.template.yaml), a stack of its own. Rules"
+    yield "that read them say above what they are without them; the others are for people."
+    yield ""
+
+    def row(recording: Recording, interval_s: int) -> tuple[str, ...]:
+        query = render_template(recording.promql, recording.record, catalogue.metric_names)
+        readers = [f"`{r.id}`" for r in catalogue.rules if recording.record in r.used]
+        return (
+            f"`{recording.record}`",
+            f"{interval_s} s",
+            ", ".join(readers) or "people, other recordings",
+            recording.why,
+            f"`{query}`",
+        )
+
+    yield from table(
+        ("series", "evaluated every", "read by", "what and why", "query"),
+        (row(one, group.interval_s) for group in catalogue.recordings for one in group.recordings),
+    )
+    yield ""
 
 
 def xid_lines(xids: Iterable[XidEntry]) -> Iterator[str]:
@@ -199,6 +242,7 @@ def document(catalogue: Catalogue) -> str:
     lines = [f"| {verdict} | {text} |" for verdict, text in VERDICTS.items()] + [""]
     for family in Family:
         lines += family_lines(family, catalogue)
+    lines += recording_lines(catalogue)
     lines += xid_lines(catalogue.xids.values())
     return HEAD + "\n".join(lines) + "\n"
 

@@ -115,7 +115,8 @@ def test_requests_without_a_good_signature_are_refused_and_recorded(site, ask, s
 # --- answers
 
 
-def test_each_resource_of_the_data_plane_answers_as_prometheus_does(site, ask, signer):
+@pytest.mark.case("D34")
+def test_d34_each_resource_of_the_data_plane_answers_as_prometheus_does(site, ask, signer):
     def get(resource, **parameters):
         answer = requests.get(
             f"{site.url}/{resource}", params=parameters, auth=signer(), timeout=30

@@ -327,7 +327,7 @@ def test_thresholds_of_the_policy_and_the_clusters_matcher_are_in_the_query() ->
     run.scan(stage, Family.THERMAL)
 
     query = stage.metrics.asked[0].query
-    assert ">= 81.5" in query
+    assert "+ 81.5" in query
     assert query.count('cluster="gpu-prod"') == query.count("__name__=~") > 1
 
 

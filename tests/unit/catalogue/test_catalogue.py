@@ -7,9 +7,15 @@ import pytest
 from nodemend.catalogue import load_catalogue
 from nodemend.contracts.policy import check_rules, parse_policy
 from nodemend.domain.errors import InvalidInputError, PolicyInvalidError
-from nodemend.domain.faults import Family, FaultClass, Verdict
+from nodemend.domain.faults import Family, FaultClass, Scope, Verdict
 from nodemend.domain.generations import Generation
-from nodemend.domain.rules import WORKLOAD_LABELS, render_presence, render_query
+from nodemend.domain.rules import (
+    BUILT_IN,
+    WORKLOAD_LABELS,
+    names_in,
+    render_presence,
+    render_query,
+)
 
 CATALOGUE = load_catalogue()
 EVERY = pytest.mark.parametrize("rule", CATALOGUE.rules, ids=lambda rule: rule.id)
@@ -32,29 +38,36 @@ def test_rule_says_why_and_whence(rule):
     assert rule.summary
 
 
+RECORDED = {r.record: r for group in CATALOGUE.recordings for r in group.recordings}
+
+
 @EVERY
 def test_rule_names_only_metrics_that_are_known_and_used(rule):
-    used = set(re.findall(r"\[\[(\w+)", rule.promql))
-
     assert rule.metrics
-    assert used <= set(CATALOGUE.metric_names)
-    assert set(rule.metrics) <= used
+    assert set(rule.used) <= {*CATALOGUE.metric_names, *RECORDED}
+    assert set(rule.metrics) <= set(rule.used)
     assert not rule.presence or rule.presence in rule.metrics
 
 
 @EVERY
 def test_every_threshold_is_used_and_every_variable_has_a_value(rule):
-    variables = set(re.findall(r"\$\{?(\w+)", rule.promql)) - {"workload"}
+    variables = set(re.findall(r"(?<!\$)\$\{?(\w+)", rule.promql)) - set(BUILT_IN)
 
     assert variables == set(rule.thresholds)
+    assert not set(rule.thresholds) & set(BUILT_IN)
 
 
 @EVERY
 def test_rendered_query_has_no_placeholder_left_and_aggregates_workloads_away(rule):
     query = render_query(rule, CATALOGUE.metric_names)
 
-    assert not re.search(r"\$|\[\[|\]\]", query)
-    assert all(label in query for label in WORKLOAD_LABELS)
+    assert not re.search(r"\$(?!1)|\[\[|\]\]|<<", query)
+    assert rule.scope is not Scope.GPU or all(label in query for label in WORKLOAD_LABELS)
+
+
+def selectors(query):
+    """Return the label matchers of every selector of a query."""
+    return [inner for inner in re.findall(r"\{([^}]*)\}", query) if not inner.isdecimal()]
 
 
 @EVERY
@@ -63,7 +76,11 @@ def test_matcher_is_in_every_selector(rule):
 
     query = render_query(rule, CATALOGUE.metric_names, matcher=matcher)
 
-    assert query.count(matcher) == rule.promql.count("[[")
+    assert len(selectors(query)) >= rule.promql.count("[[")
+    assert all(matcher in found for found in selectors(query))
+    names = {n for name in rule.used for n in CATALOGUE.metric_names.get(name, (name,))}
+    bare = [name for name in names if re.search(rf"\b{name}(?![\w:{{|\"])", query)]
+    assert bare == []
 
 
 @EVERY
@@ -71,14 +88,17 @@ def test_every_name_of_a_metric_is_asked_for(rule):
     query = render_query(rule, CATALOGUE.metric_names)
 
     for metric in rule.metrics:
-        assert all(name in query for name in CATALOGUE.metric_names[metric])
+        assert all(name in query for name in CATALOGUE.metric_names.get(metric, (metric,)))
 
 
 @EVERY
 def test_no_range_function_is_applied_to_a_selector_of_several_names(rule):
     """It would drop the name, and fail where an exporter prints a metric under both its names."""
-    for function, metric in re.findall(r"(\w+_over_time)\s*\(\s*\[\[(\w+)", rule.promql):
-        assert function == "last_over_time" or len(CATALOGUE.metric_names[metric]) == 1
+    for function, metric in re.findall(
+        r"(\w+_over_time|timestamp)\s*\(\s*\[\[([\w:]+)", rule.promql
+    ):
+        names = CATALOGUE.metric_names.get(metric, (metric,))
+        assert function == "last_over_time" or len(names) == 1
 
 
 @EVERY
@@ -106,9 +126,10 @@ def test_no_exporter_name_means_two_metrics():
 
 
 def test_every_metric_is_used_by_a_rule():
-    used = {name for rule in CATALOGUE.rules for name in re.findall(r"\[\[(\w+)", rule.promql)}
+    used = {name for rule in CATALOGUE.rules for name in rule.used}
+    used |= {name for recording in RECORDED.values() for name in names_in(recording.promql)}
 
-    assert used == set(CATALOGUE.metric_names)
+    assert used - set(RECORDED) == set(CATALOGUE.metric_names)
 
 
 def test_xid_table_is_complete_and_each_code_stands_once():

@@ -1,13 +1,16 @@
 """Signals become findings, and rules become queries: the traps of the metrics, once."""
 
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodemend.catalogue import load_catalogue
 from nodemend.domain.errors import InvalidInputError
 from nodemend.domain.faults import Family, FaultClass, FaultKind, Verdict
 from nodemend.domain.findings import (
@@ -25,11 +28,13 @@ from nodemend.domain.findings import (
     node_names_of,
     xid_of,
 )
+from nodemend.domain.policy import DEFAULT_PLANS
 from nodemend.domain.rules import (
     Catalogue,
     Rule,
     XidEntry,
     findings_of,
+    matcher_of,
     render_presence,
     render_query,
 )
@@ -178,7 +183,7 @@ def test_a_sample_that_names_no_xid_is_no_xid() -> None:
 
 def test_other_faults_have_no_code() -> None:
     (found,) = judge(sample(95.5), fault_class=FaultClass.THERMAL, summary="GPU $gpu $value $code")
-    assert (found.code, found.key) == (None, "thermal/GPU-1/-")
+    assert (found.code, found.key) == (None, "thermal/GPU-1/-/suspect")
     assert found.summary == "GPU 0 95.5 ?"
 
 
@@ -331,3 +336,164 @@ def test_a_rule_is_found_by_id_or_the_known_ones_are_named() -> None:
     assert [one.id for one in catalogue.of_family(Family.ECC)] == ["r-1"]
     with pytest.raises(InvalidInputError, match=r"'r-3' is not in the catalogue.*r-1, r-2"):
         catalogue.rule("r-3")
+
+
+# --- the whole catalogue --------------------------------------------------------------------------
+
+CATALOGUE = load_catalogue()
+LABELS = st.fixed_dictionaries(
+    {"Hostname": st.sampled_from(["n1", "n2"]), "UUID": st.sampled_from(["A", "B"])},
+    optional={
+        "GPU_I_ID": st.sampled_from(["7", "8"]),
+        "exported_pod": st.sampled_from(["a-0", "b-1"]),
+        "xid": st.sampled_from(["79", "45", "62"]),
+        "gpu": st.sampled_from(["0", "1"]),
+        "node": st.sampled_from(["n1", "n2"]),
+    },
+)
+VALUES = st.sampled_from([0.0, 1.0, 2.0, 79.0, 95.5, 2147483632.0, float("nan"), 9.2e18])
+
+
+@given(
+    st.sampled_from(CATALOGUE.rules),
+    st.lists(st.tuples(LABELS, VALUES), max_size=12),
+    st.randoms(use_true_random=False),
+)
+def test_rows_in_any_order_and_any_number_give_the_same_findings(
+    one: Rule, rows: list[tuple[dict[str, str], float]], random: Random
+) -> None:
+    samples = [Sample(labels, value, NOW) for labels, value in rows]
+    mixed = [*samples, *random.sample(samples, len(samples) // 2)]
+    random.shuffle(mixed)
+
+    def judged(given: list[Sample]) -> tuple[Finding, ...]:
+        return findings_of(one, tuple(given), cluster="c", query="q", xids=CATALOGUE.xids)
+
+    assert judged(mixed) == judged(samples)
+
+
+@given(
+    st.sampled_from(CATALOGUE.rules),
+    st.dictionaries(st.text(max_size=9), st.text(max_size=9), max_size=6),
+    st.floats(),
+)
+def test_no_label_and_no_value_of_an_answer_is_an_exception(
+    one: Rule, labels: dict[str, str], value: float
+) -> None:
+    found = findings_of(
+        one, (Sample(labels, value, NOW),), cluster="c", query="q", xids=CATALOGUE.xids
+    )
+    assert len(found) <= 1
+
+
+@given(st.sampled_from(CATALOGUE.rules), st.text(max_size=30))
+def test_a_matcher_stands_in_the_query_as_it_was_given(one: Rule, text: str) -> None:
+    matcher = matcher_of("cluster", text)
+
+    query = render_query(one, CATALOGUE.metric_names, matcher=matcher)
+
+    assert query.count(matcher) >= one.promql.count("[[")
+    plain = render_query(one, CATALOGUE.metric_names, matcher="cluster=x")
+    assert query.replace(matcher, "cluster=x") == plain
+
+
+@given(st.text(max_size=30))
+def test_a_matcher_is_one_quoted_string_that_utf_8_can_carry(text: str) -> None:
+    quoted = matcher_of("node", text).removeprefix("node=")
+
+    assert re.fullmatch(r'"(?:[^"\\\n]|\\.)*"', quoted, re.DOTALL)
+    assert quoted.encode()
+
+
+def found_by(rule_id: str, value: float, **labels: str) -> Finding:
+    one = Sample({"Hostname": "n1", "UUID": "A", "gpu": "3", **labels}, value, NOW)
+    (finding,) = findings_of(
+        CATALOGUE.rule(rule_id), (one,), cluster="c", query="q", xids=CATALOGUE.xids
+    )
+    return finding
+
+
+@pytest.mark.case("R83")
+@pytest.mark.parametrize("code", ["144", "145", "146", "147", "148", "149", "150"])
+def test_r83_an_xid_of_the_links_acts_only_with_the_drivers_own_word(code: str) -> None:
+    alone = found_by("xid-new", float(code), err_code=code)
+    driver = found_by("recovery-action", 2)
+
+    assert not alone.verdict.is_actionable
+    assert driver.verdict is Verdict.FATAL
+    assert most_severe([alone, driver]) is driver
+
+
+@pytest.mark.case("R72")
+@pytest.mark.case("D3")
+def test_r72_a_lost_gpu_is_found_beside_the_45_that_hides_its_xid() -> None:
+    echo = found_by("xid-new", 45, err_code="45")
+    lost = found_by("gpu-lost", 61)
+
+    assert not echo.verdict.is_actionable
+    assert lost.verdict is Verdict.FATAL
+    assert most_severe([echo, lost]) is lost
+
+
+@pytest.mark.case("R87")
+def test_r87_each_recovery_action_is_a_fault_of_its_own() -> None:
+    reset, reboot = found_by("recovery-action", 1), found_by("recovery-action", 2)
+
+    assert (reset.code, reboot.code) == (1, 2)
+    assert reset.key != reboot.key
+    assert reset.action == reboot.action == "", "1 and 2 are no XIDs"
+
+
+@pytest.mark.case("R87")
+@pytest.mark.parametrize("value", [3, 5, 6, 7, 99])
+def test_r87_what_nobody_knows_the_meaning_of_is_told_and_nothing_more(value: int) -> None:
+    assert found_by("recovery-action-other", value).verdict is Verdict.SUSPECT
+
+
+@pytest.mark.case("R52")
+def test_r52_no_rule_about_telemetry_or_jobs_can_touch_a_node() -> None:
+    lost = [r for r in CATALOGUE.rules if r.fault_class is FaultClass.TELEMETRY_LOST]
+
+    assert {r.id for r in lost} >= {"exporter-down", "collector-outage", "telemetry-frozen"}
+    assert not any(r.verdict.is_actionable for r in lost)
+    assert not any(r in CATALOGUE.about_nodes() for r in lost)
+
+
+def test_a_suspicion_does_not_hide_a_fault_to_act_on_of_its_class() -> None:
+    """Keys are what the ledger notes as handled."""
+    degraded, suspect = found_by("nvlink-crc", 200), found_by("nvlink-errors", 1)
+
+    assert degraded.fault_class is suspect.fault_class
+    assert degraded.key != suspect.key
+
+
+@pytest.mark.parametrize("one", CATALOGUE.rules, ids=lambda one: one.id)
+def test_only_what_has_been_so_before_has_a_plan_to_act(one: Rule) -> None:
+    """New rules are observed until an operator gives their class a plan."""
+    acts = one.is_verdict_by_xid or (
+        one.verdict.is_actionable and bool(DEFAULT_PLANS.get(one.fault_class))
+    )
+
+    assert acts == (one.id in ACTING)
+
+
+ACTING = {
+    "xid-new",
+    "xid-count",
+    "ecc-dbe-volatile",
+    "row-remap-failed",
+    "gpu-lost",
+    "gpu-count",
+}
+
+
+@pytest.mark.parametrize("class_", [FaultClass.HANG, FaultClass.STRAGGLER])
+def test_a_hang_and_a_straggler_need_a_second_signal(class_: FaultClass) -> None:
+    rules = [one for one in CATALOGUE.rules if one.fault_class is class_]
+
+    assert rules
+    for one in rules:
+        assert one.verdict is Verdict.SUSPECT
+        assert one.second_signal
+        assert {"nodemend:gpu_tensor:avg5m", "nodemend:job_tensor:median"} <= set(one.used)
+        assert any("gpu_power" in name for name in one.used)

@@ -30,6 +30,7 @@ from nodemend.domain.incidents import Incident, IncidentState, RepairRecord, mov
 from nodemend.domain.nodes import NodeRef
 from nodemend.domain.policy import wait_after
 from nodemend.domain.reasons import Reason
+from nodemend.domain.rules import matcher_of
 
 STEP = "validate_node"
 
@@ -176,7 +177,10 @@ def _counting_queries(
     more = f",{matcher}" if matcher else ""
     return {
         # Without a UUID label the index tells the GPUs of one node apart.
-        label: f'count(count by (UUID, gpu) ({{__name__=~"{names}",{label}="{ref.name}"{more}}}))'
+        label: (
+            f'count(count by (UUID, gpu) ({{__name__=~"{names}",'
+            f"{matcher_of(label, ref.name)}{more}}}))"
+        )
         for label in _NAME_LABELS
     }
 

@@ -9,9 +9,9 @@ from importlib import resources
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from nodemend.domain.faults import Family, FaultClass, FaultKind, Verdict
+from nodemend.domain.faults import Family, FaultClass, FaultKind, Scope, Verdict
 from nodemend.domain.generations import Generation
-from nodemend.domain.rules import Catalogue, Rule, XidEntry
+from nodemend.domain.rules import Catalogue, Recording, RecordingGroup, Rule, XidEntry
 
 NOT_THERE = "No code of this generation"
 """Why a code is `suspect` on a GPU whose generation does not have it."""
@@ -33,6 +33,26 @@ class _RuleRow(BaseModel):
     summary: str
     why: str = Field(min_length=20)
     source: str = Field(min_length=3)
+    scope: Scope = Scope.GPU
+    second_signal: str = ""
+    degraded: str = ""
+    opt_in: str = ""
+
+
+class _RecordingRow(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    record: str = Field(pattern=r"^nodemend:[a-z0-9_]+:[a-z0-9_]+$")
+    promql: str
+    why: str = Field(min_length=20)
+
+
+class _RecordingGroupRow(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(pattern=r"^nodemend-[a-z-]+$")
+    interval_s: int = Field(ge=30)
+    recordings: tuple[_RecordingRow, ...] = Field(min_length=1)
 
 
 class _XidRow(BaseModel):
@@ -113,12 +133,21 @@ def _not_there(entry: XidEntry) -> XidEntry:
     return XidEntry(entry.code, entry.mnemonic, Verdict.SUSPECT, "none", reason=NOT_THERE)
 
 
+def _with_instance_types(promql: str, types: Iterable[_InstanceTypeRow]) -> str:
+    """Replace each `<<types with N GPUs>>` by a regular expression for them."""
+    for gpus in sorted({row.gpus for row in types}):
+        names = [row.instance_type for row in types if row.gpus == gpus]
+        promql = promql.replace(f"<<types with {gpus} GPUs>>", "|".join(names).replace(".", "[.]"))
+    return promql
+
+
 def load_catalogue() -> Catalogue:
     """Read and check all catalogue files of the package.
 
     Raises:
         ValueError: if a file is malformed (a packaging fault: the unit tests load it too).
     """
+    types = [_InstanceTypeRow.model_validate(row) for row in _rows("instance_types.csv")]
     rules = []
     for family in Family:
         for raw in yaml.safe_load(_read(f"{family}.yaml")):
@@ -130,7 +159,7 @@ def load_catalogue() -> Catalogue:
                     fault_class=row.fault_class,
                     verdict=row.verdict,
                     kind=row.kind,
-                    promql=row.promql,
+                    promql=_with_instance_types(row.promql, types),
                     thresholds=row.thresholds,
                     summary=row.summary,
                     why=row.why,
@@ -139,14 +168,28 @@ def load_catalogue() -> Catalogue:
                     presence=row.presence,
                     is_absence_the_fault=row.absence_is_the_fault,
                     is_verdict_by_xid=row.verdict_by_xid,
+                    scope=row.scope,
+                    second_signal=row.second_signal,
+                    degraded=row.degraded,
+                    opt_in=row.opt_in,
                 )
             )
     xids = _xid_table(_XidRow.model_validate(row).entry() for row in _rows("xid.csv"))
-    types = [_InstanceTypeRow.model_validate(row) for row in _rows("instance_types.csv")]
+    groups = [
+        _RecordingGroupRow.model_validate(raw) for raw in yaml.safe_load(_read("recordings.yaml"))
+    ]
     names: dict[str, list[str]] = yaml.safe_load(_read("metrics.yaml"))
     return Catalogue(
         rules=tuple(rules),
         metric_names={name: tuple(aliases) for name, aliases in names.items()},
         xids={entry.code: entry for entry in xids},
         gpus_by_instance_type={row.instance_type: row.gpus for row in types},
+        recordings=tuple(
+            RecordingGroup(
+                group.name,
+                group.interval_s,
+                tuple(Recording(r.record, r.promql, r.why) for r in group.recordings),
+            )
+            for group in groups
+        ),
     )

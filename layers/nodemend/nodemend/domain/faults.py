@@ -11,11 +11,14 @@ class FaultClass(StrEnum):
     ECC_CORRECTABLE_TREND = "ecc_correctable_trend"
     ROW_REMAP_FAILED = "row_remap_failed"
     ROW_REMAP_PENDING = "row_remap_pending"
+    PAGE_RETIREMENT = "page_retirement"
+    SRAM_THRESHOLD = "sram_threshold"
     GPU_LOST = "gpu_lost"
     RECOVERY_ACTION = "recovery_action"
     NVLINK = "nvlink"
     PCIE_REPLAY = "pcie_replay"
     FABRIC = "fabric"
+    GPU_HEALTH = "gpu_health"
     THERMAL = "thermal"
     POWER_BRAKE = "power_brake"
     CLOCK_THROTTLED = "clock_throttled"
@@ -61,6 +64,14 @@ class FaultKind(StrEnum):
     """A state that can be read again now (a temperature, a lost GPU)."""
     EVENT = "event"
     """Something that happened (an XID): read again at the time of the evidence."""
+
+
+class Scope(StrEnum):
+    """What a finding of a rule is about."""
+
+    GPU = "gpu"
+    NODE = "node"
+    FLEET = "fleet"
 
 
 class Family(StrEnum):

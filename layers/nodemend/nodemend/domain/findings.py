@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from nodemend.domain.faults import FaultClass, FaultKind, Verdict
 
@@ -61,16 +62,23 @@ class Finding:
     gpu_uuid: str = ""
     gpu_index: str = ""
     code: int | None = None
-    """The XID of an `xid` finding."""
+    """The XID of an `xid` finding; of a `recovery_action` the driver's own number for it."""
     summary: str = ""
     action: str = ""
     """What the XID table advises, e.g. `reset_gpu`; empty for other faults."""
 
     @property
     def key(self) -> str:
-        """What makes two findings the same fault, on one boot of one node."""
+        """What makes two findings the same fault, on one boot of one node.
+
+        Without a code, a mere suspicion is not the same as a fault of its class to act on: once
+        noted as handled, it would hide the other one.
+        """
         gpu = self.gpu_uuid or (f"gpu{self.gpu_index}" if self.gpu_index else "node")
-        return f"{self.fault_class}/{gpu}/{self.code if self.code is not None else '-'}"
+        if self.code is not None:
+            return f"{self.fault_class}/{gpu}/{self.code}"
+        doubt = "" if self.verdict.is_actionable else f"/{self.verdict}"
+        return f"{self.fault_class}/{gpu}/-{doubt}"
 
     @property
     def fault(self) -> str:
@@ -122,12 +130,21 @@ def xid_of(sample: Sample) -> int | None:
 
 
 def collapse(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Keep one finding per node, GPU, fault and code: MIG repeats a GPU's rows per instance."""
-    first: dict[tuple[str, str], Finding] = {}
-    for finding in findings:
+    """Keep one finding per node, GPU, fault and code: MIG repeats a GPU's rows per instance.
+
+    Which one does not depend on the order of the rows, which AMP does not promise.
+    """
+    best: dict[tuple[str, str], Finding] = {}
+    for finding in sorted(findings, key=_rank_of_row):
         name = finding.node_names[0] if finding.node_names else ""
-        first.setdefault((name, finding.key), finding)
-    return tuple(first.values())
+        best.setdefault((name, finding.key), finding)
+    return tuple(best.values())
+
+
+def _rank_of_row(finding: Finding) -> tuple[Any, ...]:
+    evidence = finding.evidence
+    labels = sorted(evidence.labels.items())
+    return finding.node_names, finding.key, finding.verdict.severity, -evidence.value, labels
 
 
 OCCURRENCE_VALID = timedelta(minutes=15)

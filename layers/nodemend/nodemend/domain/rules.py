@@ -1,12 +1,14 @@
 """Detection rules as data, and what their answers mean."""
 
+import re
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from nodemend.domain.errors import InvalidInputError
-from nodemend.domain.faults import Family, FaultClass, FaultKind, Verdict
+from nodemend.domain.faults import Family, FaultClass, FaultKind, Scope, Verdict
 from nodemend.domain.findings import (
+    BLANK_FROM,
     Evidence,
     Finding,
     Sample,
@@ -39,6 +41,33 @@ WORKLOAD_LABELS = (
 )
 """Labels that change when a job starts, an exporter restarts or MIG splits a GPU. They would make
 one GPU look like several, or its past like another GPU's (`$workload` in the templates)."""
+
+_NODE = "node, kubernetes_node, Hostname, hostname, node_name"
+_JOB = "exported_namespace, namespace, hpc_job, workload"
+_IDLE_PODS = "|.*(dcgm|exporter).*"
+"""The `pod` of a GPU that no job holds: none, or the exporter's own, which a scraper that does not
+honour labels puts there."""
+
+_POD_OF_JOB = "(.+?)(-[0-9]+)*(-[bcdfghjklmnpqrstvwxz2456789]{5})?"
+"""A pod's name without what tells the pods of one job apart: its rank, and the suffix that
+Kubernetes makes from 27 letters and digits without vowels."""
+
+BUILT_IN: Mapping[str, str] = {
+    "workload": ", ".join(WORKLOAD_LABELS),
+    "node": _NODE,
+    "job": _JOB,
+    "cluster": "cluster",
+    "idle": f'exported_pod="",hpc_job="",pod=~"{_IDLE_PODS}"',
+    "blank": str(BLANK_FROM),
+    "blank64": "9e18",
+}
+"""Words that every template may use: `$workload`, labels that are aggregated away; `$node`, labels
+that name a node; `$job`, labels that name a job in `[[name@job]]`; `$cluster`, the label that tells
+clusters of one workspace apart in recorded series; `$idle`, matchers of a GPU that no job holds;
+`$blank`, DCGM's first blank, and `$blank64`, that of counters that outgrow it."""
+
+_MARK = "nodemend:"
+"""Recorded series begin with it; in a template they stand like metrics: `[[nodemend:x:y]]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +117,10 @@ class Rule:
     """One row of the catalogue.
 
     `promql` is a template: `[[name]]` or `[[name|matchers]]` stands for the selector of a metric
-    under all its names, `$threshold` for a number of `thresholds`.
+    under all its names, `$threshold` for a number of `thresholds`, other words are in `BUILT_IN`.
+    `[[name@job]]` leaves out what no job holds and adds the label `workload`; `[[name@node]]` puts
+    the node's name in the label `node`; `[[name@time]]` is the time of each sample. An offset of
+    these stands inside: `[[name@node offset 10m]]`.
     """
 
     id: str
@@ -111,16 +143,47 @@ class Rule:
     """The fault IS the missing series: absent while the node's other GPUs report."""
     is_verdict_by_xid: bool = False
     """The XID table decides the verdict; `verdict` stands for codes that it does not know."""
+    scope: Scope = Scope.GPU
+    second_signal: str = ""
+    """The independent evidence that the query asks for besides the first, in words."""
+    degraded: str = ""
+    """What is lost without a metric, a label or a recorded series that it can do without."""
+    opt_in: str = ""
+    """Why the project's counters file leaves the metrics out, or whose they are."""
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """All metrics and recorded series of the query, also those it can do without."""
+        return names_in(self.promql)
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One recording rule: a series that rules or people read."""
+
+    record: str
+    promql: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingGroup:
+    """Recording rules that are evaluated together, in order."""
+
+    name: str
+    interval_s: int
+    recordings: tuple[Recording, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """All detection data: rules, metric names, XID table, GPUs per instance type."""
+    """All detection data: rules, metric names, XID table, GPUs per instance type, recordings."""
 
     rules: tuple[Rule, ...]
     metric_names: Mapping[str, tuple[str, ...]]
     xids: Mapping[int, XidEntry] = field(default_factory=dict)
     gpus_by_instance_type: Mapping[str, int] = field(default_factory=dict)
+    recordings: tuple[RecordingGroup, ...] = ()
 
     def rule(self, rule_id: str) -> Rule:
         """Return a rule by id.
@@ -154,13 +217,26 @@ def matcher_of(label: str, value: str) -> str:
         >>> matcher_of("UUID", 'GPU-1"} or vector(1)')
         'UUID="GPU-1\\"} or vector(1)"'
     """
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    # Half a surrogate pair, which JSON can spell, is no text that could be sent or be a label.
+    text = value.encode("utf-8", "replace").decode()
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'{label}="{escaped}"'
 
 
 def render_presence(rule: Rule, metric_names: Mapping[str, tuple[str, ...]], matchers: str) -> str:
     """Return a query for how many series of the rule's presence metric match."""
-    return f"count({_selector(rule, rule.presence, metric_names, (matchers,))})"
+    return f"count({_selector(rule.id, rule.presence, metric_names, (matchers,))})"
+
+
+def names_in(template: str) -> tuple[str, ...]:
+    """Return the metrics and recorded series that a template names, each once, in order.
+
+    Example:
+        >>> names_in("[[a]] / [[b@job|x='y']] + [[a]]")
+        ('a', 'b')
+    """
+    inner = (part.split("]]", 1)[0] for part in template.split("[[")[1:])
+    return tuple(dict.fromkeys(token.partition("|")[0].partition("@")[0] for token in inner))
 
 
 def render_query(
@@ -169,6 +245,7 @@ def render_query(
     *,
     matcher: str = "",
     thresholds: Mapping[str, float] | None = None,
+    cluster_label: str = BUILT_IN["cluster"],
 ) -> str:
     """Return the rule's PromQL for one cluster.
 
@@ -177,21 +254,15 @@ def render_query(
         metric_names: every name under which exporters print a metric, by our name for it.
         matcher: label matchers that select the cluster in a shared workspace, e.g. `cluster="a"`.
         thresholds: numbers that replace the catalogue's, by name.
+        cluster_label: the label that tells the clusters of one workspace apart.
 
     Raises:
         InvalidInputError: if the template names an unknown metric or threshold.
     """
-    text = rule.promql
-    while "[[" in text:
-        head, rest = text.split("[[", 1)
-        inner, tail = rest.split("]]", 1)
-        name, _, extra = inner.partition("|")
-        text = head + _selector(rule, name, metric_names, (extra, matcher)) + tail
     numbers = {**rule.thresholds, **(thresholds or {})}
-    printed = {name: _number(value) for name, value in numbers.items()}
-    printed["workload"] = ", ".join(WORKLOAD_LABELS)
+    words = {name: _number(value) for name, value in numbers.items()} | {"cluster": cluster_label}
     try:
-        return " ".join(string.Template(text).substitute(printed).split())
+        return render_template(rule.promql, rule.id, metric_names, matcher=matcher, words=words)
     except KeyError as error:
         raise InvalidInputError(
             f"rules.{rule.id}.thresholds",
@@ -200,14 +271,94 @@ def render_query(
         ) from error
 
 
-def _selector(
-    rule: Rule, name: str, metric_names: Mapping[str, tuple[str, ...]], extra: tuple[str, ...]
+def render_template(
+    template: str,
+    where: str,
+    metric_names: Mapping[str, tuple[str, ...]],
+    *,
+    matcher: str = "",
+    words: Mapping[str, str] | None = None,
 ) -> str:
+    """Return the PromQL of a template; recorded series need no entry in `metric_names`.
+
+    Raises:
+        InvalidInputError: if a metric is unknown.
+        KeyError: if a `$word` is.
+    """
+    # The matcher comes from outside: nothing in it is a word or a metric, nor is it reformatted.
+    protected = matcher.replace("$", "$$")
+    head, *tokens = template.split("[[")
+    text = _on_one_line(head)
+    for token in tokens:
+        inner, tail = token.split("]]", 1)
+        name, _, extra = inner.partition("|")
+        name, _, shape = name.partition("@")
+        text += _shaped(shape, where, name, metric_names, (extra, protected)) + _on_one_line(tail)
+    return string.Template(text).substitute({**BUILT_IN, **(words or {})}).strip()
+
+
+def _on_one_line(text: str) -> str:
+    return re.sub(r"\s+", " ", text)
+
+
+def _shaped(
+    shape: str,
+    where: str,
+    name: str,
+    metric_names: Mapping[str, tuple[str, ...]],
+    extra: tuple[str, ...],
+) -> str:
+    shape, _, modifier = shape.partition(" ")
+    then = f" {modifier}" if modifier else ""
+
+    def select(*more: str) -> str:
+        return _selector(where, name, metric_names, (*more, *extra)) + then
+
+    match shape:
+        case "":
+            return select()
+        case "time":
+            # timestamp() drops the name, and two names of one metric would be one series twice.
+            each = [
+                f"timestamp({_selector(where, name, {name: (one,)}, extra)})"
+                for one in _names_of(where, name, metric_names)
+            ]
+            return "(" + " or ".join(each) + ")"
+        case "node":
+            text = select()
+            for label in ("instance_id", "hostname", "Hostname", "kubernetes_node", "node"):
+                text = f'label_replace({text}, "node_of", "$$1", "{label}", "(.+)")'
+            return f'label_replace({text}, "node", "$$1", "node_of", "(.+)")'
+        case "job":
+            ways = (
+                ('exported_pod!=""', "exported_pod", _POD_OF_JOB),
+                (f'exported_pod="",pod!~"{_IDLE_PODS}"', "pod", _POD_OF_JOB),
+                (f'exported_pod="",pod=~"{_IDLE_PODS}",hpc_job!=""', "hpc_job", "(.+)"),
+            )
+            parts = [
+                f'label_replace({select(held)}, "workload", "$$1", "{label}", "{pattern}")'
+                for held, label, pattern in ways
+            ]
+            return "(" + " or ".join(parts) + ")"
+    raise InvalidInputError(where, f"{shape!r} is no shape of a metric", "use job, node or time")
+
+
+def _names_of(
+    where: str, name: str, metric_names: Mapping[str, tuple[str, ...]]
+) -> tuple[str, ...]:
+    if name.startswith(_MARK):
+        return (name,)
     if name not in metric_names:
         raise InvalidInputError(
-            f"rules.{rule.id}.promql", f"metric {name!r} is unknown", "add it to metrics.yaml"
+            f"rules.{where}.promql", f"metric {name!r} is unknown", "add it to metrics.yaml"
         )
-    names = metric_names[name]
+    return metric_names[name]
+
+
+def _selector(
+    where: str, name: str, metric_names: Mapping[str, tuple[str, ...]], extra: tuple[str, ...]
+) -> str:
+    names = _names_of(where, name, metric_names)
     matchers = [text for text in extra if text]
     if len(names) == 1:
         return names[0] + ("{" + ",".join(matchers) + "}" if matchers else "")
@@ -235,10 +386,11 @@ def findings_of(
     for sample in samples:
         if is_blank(sample.value):
             continue
-        code = xid_of(sample) if rule.fault_class is FaultClass.XID else None
-        if rule.fault_class is FaultClass.XID and code is None:
+        code = _code_of(rule, sample)
+        is_xid = rule.fault_class is FaultClass.XID
+        if is_xid and code is None:
             continue
-        entry = _entry_of(sample, code, xids)
+        entry = _entry_of(sample, code, xids) if is_xid else None
         verdict = entry.verdict if rule.is_verdict_by_xid and entry else rule.verdict
         gpu = gpu_index_of(sample.labels)
         found.append(
@@ -262,6 +414,13 @@ def findings_of(
 def _entry_of(sample: Sample, code: int | None, xids: Mapping[int, XidEntry]) -> XidEntry | None:
     entry = xids.get(code) if code is not None else None
     return entry.on_gpu(sample.labels) if entry else None
+
+
+def _code_of(rule: Rule, sample: Sample) -> int | None:
+    if rule.fault_class is FaultClass.XID:
+        return xid_of(sample)
+    # What the driver asks for is what happened: another action is another fault.
+    return int(sample.value) if rule.fault_class is FaultClass.RECOVERY_ACTION else None
 
 
 def _summary(rule: Rule, sample: Sample, gpu: str, entry: XidEntry | None, code: int | None) -> str:
