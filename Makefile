@@ -83,6 +83,11 @@ bench-storm: .venv/.installed ## 2,000 sick nodes at once: what the rails let th
 bench-quiet: .venv/.installed ## a day of 2,000 healthy nodes with all its noise: nothing may be done
 	$(BIN)/python -m benchmarks.quiet
 
+MINUTES ?= 10
+.PHONY: fuzz
+fuzz: .venv/.installed ## everything in random order for MINUTES=10: crashes, people, late messages
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+
 .PHONY: build
 build: .venv-sam/.installed ## sam validate, sam build, sizes
 	$(SAM) validate --lint --template template.yaml --region us-east-1

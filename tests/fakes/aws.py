@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -13,7 +13,7 @@ from botocore.awsrequest import AWSResponse
 from botocore.compat import HTTPHeaders
 from botocore.exceptions import EndpointConnectionError
 from moto import mock_aws
-from moto.dynamodb.models import DynamoDBBackend
+from moto.dynamodb.responses import DynamoHandler
 
 from nodemend.adapters._aws import client_config
 
@@ -37,24 +37,17 @@ def aws_client(service: str, **options: Any) -> Any:
 def dynamodb() -> Iterator[Any]:
     """Yield a client of a DynamoDB that has the product's table.
 
-    DynamoDB carries out the writes of one item one after the other; moto's threads do not, so a
-    lock does it here.
+    DynamoDB carries out the writes of one item one after the other, and no answer shows half of
+    one; moto's threads do not care for either, so a lock does it here, around whole requests.
     """
     lock = threading.RLock()
+    original = DynamoHandler.call_action
 
-    def one_at_a_time(name: str) -> Any:
-        original = getattr(DynamoDBBackend, name)
+    def one_at_a_time(handler: DynamoHandler) -> Any:
+        with lock:
+            return original(handler)
 
-        def locked(*args: Any, **kwargs: Any) -> Any:
-            with lock:
-                return original(*args, **kwargs)
-
-        return patch.object(DynamoDBBackend, name, locked)
-
-    with ExitStack() as stack:
-        stack.enter_context(mock_aws())
-        for name in ("put_item", "update_item", "delete_item"):
-            stack.enter_context(one_at_a_time(name))
+    with mock_aws(), patch.object(DynamoHandler, "call_action", one_at_a_time):
         client = aws_client("dynamodb")
         create_table(client)
         yield client

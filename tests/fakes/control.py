@@ -35,8 +35,9 @@ class MemoryExecutions:
 
     def start(self, incident_id: str) -> str:
         arn = self.arn_of(incident_id)
-        if arn not in self.statuses:
-            self.statuses[arn] = ExecutionStatus("RUNNING")
+        running = ExecutionStatus("RUNNING")
+        # One step, as StartExecution is one: of two threads one starts it.
+        if self.statuses.setdefault(arn, running) is running:
             self.started.append(incident_id)
         return arn
 

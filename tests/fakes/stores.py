@@ -187,7 +187,8 @@ class MemoryOutbox:
             return 0, 0, True
         wanted = [
             one
-            for one in record.outbox.values()
+            # A copy: another thread may store more events meanwhile.
+            for one in list(record.outbox.values())
             if (event_ids is None or one.event_id in event_ids)
             and (before is None or one.at < before)
         ]

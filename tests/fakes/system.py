@@ -1,6 +1,7 @@
 """A clock that a test moves, ids that count, and an invocation with a given time left."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -48,8 +49,8 @@ class FixedInvocation:
 class SequentialIds:
     """`Ids` that look like ULIDs and count: 01TEST00000000000000000001, …"""
 
-    last: int = 0
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def new(self, now: datetime) -> str:
-        self.last += 1
-        return f"01TEST{self.last:020d}"
+        # One step of the interpreter: two threads never get the same number.
+        return f"01TEST{next(self.numbers):020d}"

@@ -652,6 +652,8 @@ def test_an_execution_that_was_stopped_while_it_waited_ends_the_incident(
     is_touched = before == "repair"
     failed = Outcome.NEEDS_HUMAN if is_touched else Outcome.SKIPPED
     assert incident.outcome is (Outcome.ABORTED_BY_OPERATOR if status == "ABORTED" else failed)
+    stage.clock.advance(61)  # a function does not notice that its execution was stopped
+    run.watch(stage)
     assert not stage.holds_slot(request.incident_id)
     with pytest.raises(InvalidInputError, match="has ended"):
         answer(stage, request)

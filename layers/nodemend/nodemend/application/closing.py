@@ -28,7 +28,9 @@ from nodemend.domain.reasons import Reason
 from nodemend.domain.remedies import remedy_for
 
 HALF_CLOSED_AFTER = timedelta(minutes=1)
-"""A close that has not told its end by then died on its way, or EventBridge is away."""
+"""A close that has not told its end by then died on its way, or EventBridge is away.
+
+No function runs longer, so that no slot is freed under one; and the watch sends no sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,12 @@ def close_and_free(
     step: str,
     now: datetime,
     ports: ClosingPorts,
+    keeps_slot: bool = False,
 ) -> Incident:
     """Close the incident and free what it holds; return it as stored.
+
+    `keeps_slot` leaves the slot for the watchdog to free a minute later: a function of a stopped
+    execution does not notice the stop, and what it changes yet it changes under that lease.
 
     Raises:
         ConcurrentUpdateError: if the record changed meanwhile.
@@ -65,32 +71,35 @@ def close_and_free(
         data["replacement"] = NodeRefModel.of(replacement)
     closed = close(incident, outcome, reason, step=step, now=now, data=data)
     saved = ports.incidents.save(closed)
-    free(saved, now=now, ports=ports)
+    free(saved, now=now, ports=ports, keeps_slot=keeps_slot)
     return saved
 
 
-def free(closed: Incident, *, now: datetime, ports: ClosingPorts) -> None:
+def free(closed: Incident, *, now: datetime, ports: ClosingPorts, keeps_slot: bool = False) -> None:
     """Give back what a closed incident may still hold, and send what it has to say.
 
     Sending comes last: an end that is not told yet is how `finish_close` knows a close that died.
     """
     if closed.outcome is None or closed.reason is None:
         return
-    _give_back(closed, now=now, ports=ports)
+    _give_back(closed, now=now, ports=ports, keeps_slot=keeps_slot)
     ports.outbox.publish(closed.id)
     if closed.execution_arn:
         ports.dispatch_queue.notify(closed.cluster, "")
 
 
-def _give_back(closed: Incident, *, now: datetime, ports: ClosingPorts) -> None:
+def _give_back(
+    closed: Incident, *, now: datetime, ports: ClosingPorts, keeps_slot: bool = False
+) -> None:
     note_end(closed, now=now, incidents=ports.incidents, history=ports.history)
     # The intention is noted before the call: whether an answer came, the instance may be going.
     may_be_replaced = any(repair.rung is Rung.REPLACE for repair in _repairs_of(closed))
-    update_guard(
-        ports.guards,
-        closed.cluster,
-        lambda guard: release(guard, closed.id, refunds=not may_be_replaced),
-    )
+    if not keeps_slot:
+        update_guard(
+            ports.guards,
+            closed.cluster,
+            lambda guard: release(guard, closed.id, refunds=not may_be_replaced),
+        )
     ports.incidents.release_node(closed.cluster, closed.node.uid, closed.id)
 
 

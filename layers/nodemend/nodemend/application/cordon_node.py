@@ -90,8 +90,10 @@ def cordon_node(request: CordonNodeRequest, *, ports: StepPorts) -> CordonNodeRe
             commit(ports, decide_end(incident, Outcome.ABORTED_BY_OPERATOR, forbidden))
             return CordonNodeResult(incident_id=incident.id, next="close")
         # What an earlier try has cordoned is reported whatever happened since: the drain waits.
+        # The lease comes last: what is read of the guard after it could say that it is gone.
+        held = why_held(ports, incident, node, is_untouched=True)
         paused = hold_lease(ports, incident, cover_s=wait_after(incident.waits.drain_poll_s, 0))
-        held = paused or why_held(ports, incident, node, is_untouched=True)
+        held = held or paused
         if held is not None and not is_cordoned_by(node, incident.id):
             commit(ports, decide_end(incident, end_of_held(held), held))
             return CordonNodeResult(incident_id=incident.id, next="close")

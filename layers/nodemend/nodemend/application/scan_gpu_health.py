@@ -248,7 +248,8 @@ def fault_event(
     origin: Literal["scan", "alert"] = "scan",
 ) -> Announcement:
     """Return "GPU Fault Detected" for a node's findings of one family."""
-    event_id = _event_id(cluster.name, name, _fingerprint(findings), now.isoformat())
+    # Of the same moment a scan and an alert tell two events, which differ in their origin.
+    event_id = _event_id(cluster.name, name, _fingerprint(findings), now.isoformat(), origin)
     detail = GpuFaultDetected(
         event_id=event_id,
         occurred_at=now,

@@ -16,11 +16,11 @@ from nodemend.application.steps import pinned_cluster, update_guard
 from nodemend.application.watching import WatchPorts, rotated
 from nodemend.contracts.watch import WatchIncidentsRequest, WatchIncidentsResult
 from nodemend.domain.errors import ConcurrentUpdateError, NodemendError, RetryableError
-from nodemend.domain.guard import expired_slots, release
+from nodemend.domain.guard import LONGEST_FUNCTION, expired_slots, release
 from nodemend.domain.incidents import TOUCHES_NODE, Incident, IncidentState, Outcome
 from nodemend.domain.policy import ClusterPolicy, Policy
 from nodemend.domain.reasons import Reason
-from nodemend.domain.watch import SETTLED_AFTER, STEP, why_nobody_needed
+from nodemend.domain.watch import STEP, why_nobody_needed
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,10 @@ PENDING_AFTER = timedelta(minutes=1)
 LOOK_FOR = timedelta(seconds=25)
 """No cluster is begun with after this: one whose network swallows packets costs half a minute, and
 the function has a minute."""
+
+STOPPED_FROM_OUTSIDE = frozenset({"ABORTED", "TIMED_OUT"})
+"""Ends of an execution that its function may outlive: Step Functions stops waiting for it, no more.
+The slot is given up when every function that was at work then must have ended."""
 
 
 def watch_incidents(request: WatchIncidentsRequest, *, ports: WatchPorts) -> WatchIncidentsResult:
@@ -191,7 +195,8 @@ def _close_if_left(incident: Incident, dark: set[str], ports: WatchPorts) -> int
     outcome, reason = _end_of(current, status)
     if outcome is Outcome.NEEDS_HUMAN and current.verdict is None:
         outcome, reason = _why_nobody_needed(current, dark, ports) or (outcome, reason)
-    return _close(current, outcome, reason, ports)
+    may_still_act = status is not None and status.status in STOPPED_FROM_OUTSIDE
+    return _close(current, outcome, reason, ports, keeps_slot=may_still_act)
 
 
 def _why_nobody_needed(
@@ -209,10 +214,23 @@ def _why_nobody_needed(
     return why_nobody_needed(incident, node, ports.clock.now())
 
 
-def _close(incident: Incident, outcome: Outcome, reason: Reason, ports: WatchPorts) -> int:
+def _close(
+    incident: Incident,
+    outcome: Outcome,
+    reason: Reason,
+    ports: WatchPorts,
+    *,
+    keeps_slot: bool = False,
+) -> int:
     try:
         close_and_free(
-            incident, outcome, reason, step=STEP, now=ports.clock.now(), ports=ports.closing
+            incident,
+            outcome,
+            reason,
+            step=STEP,
+            now=ports.clock.now(),
+            ports=ports.closing,
+            keeps_slot=keeps_slot,
         )
     except ConcurrentUpdateError:
         logger.info("incident %s changed meanwhile: the next watch looks again", incident.id)
@@ -244,11 +262,11 @@ def _end_of(incident: Incident, status: ExecutionStatus | None) -> tuple[Outcome
 
 
 def _free_lost_slots(cluster: str, open_ids: frozenset[str], ports: WatchPorts) -> int:
-    """Free slots of incidents that are closed, and of those that no record has after their lease.
+    """Free slots of closed incidents when no function can be left that works under their lease.
 
-    Who closed an incident and died before it had given everything back has left the slot: it goes
-    after the ledger and the machine's record. So all of it is done again, and the fault that was
-    handled does not open anew.
+    Those that no record has are freed when their lease is over. Who closed an incident and died
+    before it had given everything back has left the slot: it goes after the ledger and the
+    machine's record. So all of it is done again, and the fault that was handled does not open anew.
     """
     now = ports.clock.now()
     guard = ports.closing.guards.load(cluster)
@@ -271,7 +289,8 @@ def _free_lost_slots(cluster: str, open_ids: frozenset[str], ports: WatchPorts) 
 
 
 def _is_left_half_closed(incident: Incident, now: datetime, *, is_expired: bool) -> bool:
+    """Tell whether everybody who found the incident open has ended by now."""
     closed_at = incident.closed_at
     if not incident.is_closed or closed_at is None:
         return False
-    return is_expired or now - closed_at >= SETTLED_AFTER
+    return is_expired or now - closed_at >= LONGEST_FUNCTION
