@@ -14,9 +14,12 @@ node must be admitted, and be replaced. And every kind of noise that a rule must
 been seen. The last line is JSON; the exit status is 1 if any of this is not so.
 
 Why it is enough to evaluate the nodes on which something happens, and each other node once: the
-rules never compare one node with another, they match on a GPU's UUID or its node's name; so the
-fleet's answer is the nodes' answers put together, and a node on which nothing happens is never part
-of it (`plain` in the noise).
+rules of this day compare a GPU with its past and with its own node, and match on the GPU's UUID or
+the node's name; so the fleet's answer is the nodes' answers put together, and a node on which
+nothing happens is never part of it (`plain` in the noise). Not so two kinds of rules: those that
+compare the nodes of a job read recorded series, and nothing is recorded here, so they are silent;
+those that count the fleet's silent nodes (`exporter-down`, `collector-outage`) see fleets of one
+node, and find telemetry at fault, which is counted and never announced.
 """
 
 import argparse
@@ -137,7 +140,7 @@ class SimulatedAmp:
     fails: Mapping[int, str] = field(default_factory=dict)
     """Start of each time (seconds) in which AMP gives no usable answer, and what it says."""
     samples: list[tuple[str, Sample]] = field(default_factory=list)
-    """What the last call was answered: node name and sample."""
+    """What the scan was answered: node name and sample. A scan asks more than once."""
     findings: list[Finding] = field(default_factory=list)
     failed: int = 0
 
@@ -146,7 +149,6 @@ class SimulatedAmp:
     ) -> Mapping[str, QueryResult]:
         """Return the answers: the nodes' own ones put together."""
         t = int((at - START).total_seconds())
-        self.samples, self.findings = [], []
         why = next((w for s, w in self.fails.items() if s <= t < s + AMP_FAILS_FOR_S), "")
         if why:
             self.failed += len(queries)
@@ -335,6 +337,7 @@ class Day:
 
     def _scan(self, family: Family) -> None:
         before = len(self.stage.bus.accepted)
+        self.amp.samples, self.amp.findings = [], []
         scan_gpu_health(ScanGpuHealthRequest(family=family), ports=self.stage.scan)
         for name, _ in self.amp.samples:
             self._of(self._kind_of(name))["signals"] += 1
