@@ -60,7 +60,7 @@ schemas: .venv/.installed ## write events/schemas, docs/RULES.md and rules.templ
 
 .PHONY: unit
 unit: .venv/.installed ## unit tests, sockets blocked
-	$(BIN)/python -m pytest tests/unit --disable-socket --allow-unix-socket -q
+	$(BIN)/python -m pytest tests/unit --disable-socket --allow-unix-socket -q -n 2
 
 .PHONY: crash
 crash: .venv/.installed ## every call of every port goes wrong in every way, sockets blocked
@@ -69,8 +69,8 @@ crash: .venv/.installed ## every call of every port goes wrong in every way, soc
 .PHONY: test
 test: setup lint ## lint, unit, integration and crash tests, the first scenarios, coverage
 	@rm -f .coverage .coverage.*
-	time $(BIN)/python -m pytest tests/unit --disable-socket --allow-unix-socket -q --cov --cov-report= --cov-fail-under=0
-	time $(BIN)/python -m pytest tests/integration -q --cov --cov-append --cov-report= --cov-fail-under=0
+	time $(BIN)/python -m pytest tests/unit --disable-socket --allow-unix-socket -q -n 2 --cov --cov-report= --cov-fail-under=0
+	time $(BIN)/python -m pytest tests/integration -q -n 2 --cov --cov-append --cov-report= --cov-fail-under=0
 	$(BIN)/coverage report
 	time $(MAKE) --no-print-directory crash
 	time $(BIN)/python -m pytest tests/e2e -q -m first
@@ -88,6 +88,10 @@ MINUTES ?= 10
 fuzz: .venv/.installed ## everything in random order for MINUTES=10: crashes, people, late messages
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
+.PHONY: bench-scan
+bench-scan: setup ## what the scans cost at 250, 1,000 and 2,000 nodes: samples, time, memory, AMP's bill
+	$(BIN)/python -u -m benchmarks.scan
+
 .PHONY: build
 build: .venv-sam/.installed ## sam validate, sam build, sizes
 	$(SAM) validate --lint --template template.yaml --region us-east-1
@@ -96,7 +100,7 @@ build: .venv-sam/.installed ## sam validate, sam build, sizes
 
 .PHONY: scenarios
 scenarios: setup ## every scenario, and what must be refused
-	time $(BIN)/python -m pytest tests/e2e -q
+	time $(BIN)/python -m pytest tests/e2e -q -n 2
 
 .PHONY: lock
 lock: .venv/.installed ## resolve the lock files anew

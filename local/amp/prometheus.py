@@ -22,7 +22,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -66,7 +66,8 @@ class PrometheusServer:
 
     Args:
         fleets: What is backfilled. Nodes that join later have no history.
-        sd_url: Address of the discovery list (`/sd/<group>` of an `ExporterApp`).
+        sd_url: Address of the discovery list (`/sd/<group>` of an `ExporterApp`); empty: no
+            exporter is scraped.
         exporter_address: `host:port` at which every exporter page is really served.
         scrape_interval_s: At least 1 in practice: Prometheus takes whole seconds here.
         history_s: Length of the history; 0 for none.
@@ -75,6 +76,13 @@ class PrometheusServer:
         rule_interval_s: How often they are evaluated.
         query_timeout_s: AMP ends a query after a minute.
         external_labels: As in Prometheus' configuration.
+        past: History that is not the fleets' own: OpenMetrics lines, each piece within one even
+            stretch of two hours and none within the time of another. It is written before the
+            fleets' history.
+        retention_h: How long before its newest sample Prometheus keeps any; default: the history
+            and a day.
+        more_config: Sections that are added to the configuration; its `scrape_configs` come after
+            the exporters'.
     """
 
     def __init__(
@@ -90,9 +98,15 @@ class PrometheusServer:
         rule_interval_s: int = 1,
         query_timeout_s: int = 60,
         external_labels: dict[str, str] | None = None,
+        past: Iterable[Iterable[str]] = (),
+        retention_h: int | None = None,
+        more_config: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._fleets = fleets
+        self._past = past
+        self._retention_h = retention_h or max(24, int(history_s / 1800))
+        self._more_config = more_config or {}
         self._sd_url = sd_url
         self._exporter_address = exporter_address
         self._scrape_interval_s = scrape_interval_s
@@ -124,6 +138,8 @@ class PrometheusServer:
         atexit.register(self.stop)
         try:
             self._configure()
+            for lines in self._past:
+                self._write_block(promtool, lines)
             if self._history_s > 0:
                 self._backfill(promtool)
             self._launch_somewhere(prometheus)
@@ -202,6 +218,16 @@ class PrometheusServer:
     # --- steps of the start
 
     def _configure(self) -> None:
+        exporters = {
+            "job_name": JOB,
+            "honor_labels": False,
+            "http_sd_configs": [{"url": self._sd_url, "refresh_interval": "1s"}],
+            "relabel_configs": [
+                {"source_labels": ["__address__"], "target_label": "instance"},
+                {"target_label": "__address__", "replacement": self._exporter_address},
+            ],
+        }
+        more = dict(self._more_config)
         document = {
             "global": {
                 "scrape_interval": f"{self._scrape_interval_s}s",
@@ -211,16 +237,10 @@ class PrometheusServer:
             },
             "rule_files": self._rule_files,
             "scrape_configs": [
-                {
-                    "job_name": JOB,
-                    "honor_labels": False,
-                    "http_sd_configs": [{"url": self._sd_url, "refresh_interval": "1s"}],
-                    "relabel_configs": [
-                        {"source_labels": ["__address__"], "target_label": "instance"},
-                        {"target_label": "__address__", "replacement": self._exporter_address},
-                    ],
-                }
+                *([exporters] if self._sd_url else []),
+                *more.pop("scrape_configs", []),
             ],
+            **more,
         }
         path = self._place() / "prometheus.yml"
         path.write_text(yaml.safe_dump(document, sort_keys=False))
@@ -230,31 +250,38 @@ class PrometheusServer:
         end = math.floor(self._clock())
         start = end - self._history_s
         self.history_end = float(end)
-        for piece, (low, high) in enumerate(_pieces(start, end, self._history_step_s)):
-            path = self._place() / f"history-{piece}.txt"
-            with path.open("w", encoding="utf-8") as file:
-                for fleet in self._fleets:
-                    lines = fleet.history(low, high, self._history_step_s)
-                    while chunk := "\n".join(itertools.islice(lines, 5000)):
-                        file.write(chunk + "\n")
-                file.write("# EOF\n")
-            done = subprocess.run(
-                [
-                    promtool,
-                    "tsdb",
-                    "create-blocks-from",
-                    "openmetrics",
-                    "-q",
-                    str(path),
-                    str(self._place() / "data"),
-                ],
-                capture_output=True,
-                text=True,
-                check=False,
+        for low, high in _pieces(start, end, self._history_step_s):
+            self._write_block(
+                promtool,
+                itertools.chain.from_iterable(
+                    fleet.history(low, high, self._history_step_s) for fleet in self._fleets
+                ),
             )
-            if done.returncode != 0:
-                raise PrometheusError(f"promtool could not write the history: {done.stderr[-500:]}")
-            path.unlink()
+
+    def _write_block(self, promtool: str, lines: Iterable[str]) -> None:
+        path = self._place() / "history.txt"
+        rest = iter(lines)
+        with path.open("w", encoding="utf-8") as file:
+            while chunk := "\n".join(itertools.islice(rest, 5000)):
+                file.write(chunk + "\n")
+            file.write("# EOF\n")
+        done = subprocess.run(
+            [
+                promtool,
+                "tsdb",
+                "create-blocks-from",
+                "openmetrics",
+                "-q",
+                str(path),
+                str(self._place() / "data"),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise PrometheusError(f"promtool could not write the history: {done.stderr[-500:]}")
+        path.unlink()
 
     def _launch_somewhere(self, prometheus: str) -> None:
         for _ in range(_START_ATTEMPTS):
@@ -270,7 +297,7 @@ class PrometheusServer:
             prometheus,
             f"--config.file={self._place() / 'prometheus.yml'}",
             f"--storage.tsdb.path={self._place() / 'data'}",
-            f"--storage.tsdb.retention.time={max(24, int(self._history_s / 1800))}h",
+            f"--storage.tsdb.retention.time={self._retention_h}h",
             f"--query.timeout={self._query_timeout_s}s",
             f"--web.listen-address=127.0.0.1:{port}",
         ]

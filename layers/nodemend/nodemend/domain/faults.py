@@ -54,7 +54,11 @@ class Verdict(StrEnum):
     @property
     def severity(self) -> int:
         """Order of urgency; smaller is more urgent."""
-        return list(Verdict).index(self)
+        return _SEVERITY[self]
+
+
+_SEVERITY = {verdict: place for place, verdict in enumerate(Verdict)}
+"""Asked for each finding of a scan: 32,000 times where every GPU of 2,000 nodes is an offender."""
 
 
 class FaultKind(StrEnum):
