@@ -9,7 +9,8 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from datetime import datetime
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -24,9 +25,11 @@ from nodemend.application import (
     verify_fault,
     watch_incidents,
 )
-from nodemend.application.steps import Progress, progress
+from nodemend.application.closing import ClosingPorts
+from nodemend.application.steps import Progress, progress, update_guard
 from nodemend.domain.capacity import AutoScalingGroup
-from nodemend.domain.incidents import Outcome
+from nodemend.domain.guard import release
+from nodemend.domain.incidents import Incident, Outcome
 from tests.crash.conftest import PAIRS, SWEEP
 from tests.crash.ending import Ending, ending_of, took_s
 from tests.crash.faults import NEVER_FAILS, Injector, Kind, Point
@@ -226,8 +229,14 @@ def repeat_what_is_done(patch: pytest.MonkeyPatch) -> None:
 
 
 def leave_closes_half_done(patch: pytest.MonkeyPatch) -> None:
-    """Do not finish a close that died on its way."""
+    """Do not finish a close that died on its way: neither by its end nor by its slot."""
+
+    def free_slot_only(closed: Incident, *, now: datetime, ports: ClosingPorts) -> None:
+        give_up = partial(release, incident_id=closed.id, refunds=True)
+        update_guard(ports.guards, closed.cluster, give_up)
+
     patch.setattr(watch_incidents, "finish_close", lambda *_, **__: False)
+    patch.setattr(watch_incidents, "free", free_slot_only)
 
 
 @pytest.mark.parametrize(
