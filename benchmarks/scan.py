@@ -56,7 +56,7 @@ WORKSPACE = "ws-bench"
 USD_PER_BILLION_SAMPLES = 0.10
 PRICE_SOURCE = (
     "USD 0.10 per billion query samples processed, us-east-1, as aws.amazon.com/prometheus/pricing"
-    " was quoted in November 2026; without the free tier"
+    " is quoted by others (read 2026-11); without the free tier"
 )
 MONTH_S = 30 * 86400
 _CHILD_TIMEOUT_S = 1800
@@ -327,7 +327,7 @@ def _function(job: Job) -> dict[str, Any]:
         cwd=scan_fleet.ROOT,
     )
     if done.returncode != 0:
-        raise Broken(f"the function's process failed: {done.stderr[-500:]}")
+        raise Broken(f"the function's process ended with {done.returncode}: {done.stderr[-500:]}")
     report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return report
 
