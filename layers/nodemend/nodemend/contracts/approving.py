@@ -2,10 +2,10 @@
 
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from nodemend.contracts.console import parse_typed, typed_object
 from nodemend.contracts.steps import INCIDENT_ID
-from nodemend.domain.errors import InvalidInputError
 
 ANSWER_EXAMPLE = (
     '{"incident_id": "01J...", "answer": "yes", "why": "why", "answered_by": "your name"}'
@@ -47,14 +47,7 @@ class AnswerApprovalRequest(_Model):
         Raises:
             InvalidInputError: naming the field and the remedy.
         """
-        if not isinstance(self.input, dict):
-            raise InvalidInputError("input", "is no JSON object", f"use {ANSWER_EXAMPLE}")
-        try:
-            return AnswerApproval.model_validate(self.input)
-        except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
-            field = ".".join(str(part) for part in problem["loc"]) or "input"
-            raise InvalidInputError(field, problem["msg"], f"use {ANSWER_EXAMPLE}") from error
+        return parse_typed(AnswerApproval, typed_object(self.input, ANSWER_EXAMPLE), ANSWER_EXAMPLE)
 
 
 class AnswerApprovalResult(_Model):

@@ -2,9 +2,9 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from nodemend.domain.errors import InvalidInputError
+from nodemend.contracts.console import parse_typed, typed_object
 
 PAUSE_EXAMPLE = (
     '{"cluster": "my-cluster", "paused": true, "reason": "why", "requested_by": "your name"}'
@@ -36,14 +36,7 @@ class SetPauseRequest(_Model):
         Raises:
             InvalidInputError: naming the field and the remedy.
         """
-        if not isinstance(self.input, dict):
-            raise InvalidInputError("input", "is no JSON object", f"use {PAUSE_EXAMPLE}")
-        try:
-            return SetPause.model_validate(self.input)
-        except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
-            field = ".".join(str(part) for part in problem["loc"]) or "input"
-            raise InvalidInputError(field, problem["msg"], f"use {PAUSE_EXAMPLE}") from error
+        return parse_typed(SetPause, typed_object(self.input, PAUSE_EXAMPLE), PAUSE_EXAMPLE)
 
 
 class SetPauseResult(_Model):

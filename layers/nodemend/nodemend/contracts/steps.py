@@ -7,8 +7,9 @@ is the word on which the Choice state after the step decides.
 import re
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from nodemend.contracts.console import parse_typed, typed_object
 from nodemend.domain.errors import InvalidInputError
 
 NODE_NAME = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
@@ -60,21 +61,16 @@ class AdmitRemediationRequest(_Model):
         Raises:
             InvalidInputError: naming the field and the remedy.
         """
-        if not isinstance(self.input, dict):
-            raise InvalidInputError("input", "is no JSON object", f"use {HAND_EXAMPLE}")
+        typed = typed_object(self.input, HAND_EXAMPLE)
         if not re.fullmatch(INCIDENT_ID, self.execution.name):
             raise InvalidInputError(
                 "execution name",
                 f"{self.execution.name!r} cannot be an incident's id",
                 "use letters, digits, - and _ only, or let the console make a name",
             )
-        model = RemediateIncident if "incident_id" in self.input else RemediateByHand
-        try:
-            return model.model_validate(self.input)
-        except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
-            field = ".".join(str(part) for part in problem["loc"]) or "input"
-            raise InvalidInputError(field, problem["msg"], f"use {HAND_EXAMPLE}") from error
+        if "incident_id" in typed:
+            return parse_typed(RemediateIncident, typed, HAND_EXAMPLE)
+        return parse_typed(RemediateByHand, typed, HAND_EXAMPLE)
 
 
 class StepRequest(_Model):
