@@ -3,6 +3,7 @@
 The schema is published as `local/schemas/scenario.json`.
 """
 
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -16,6 +17,7 @@ from pydantic import (
 )
 
 from local.amp.exporter import FaultKind
+from local.amp.gpus import METRICS_BY_NAME, XID_COUNT, XID_ERRORS
 from nodemend.catalogue import load_catalogue
 from nodemend.contracts.policy import check_rules, parse_policy
 from nodemend.domain.errors import PolicyInvalidError
@@ -319,11 +321,21 @@ class ScenarioDocument(_Model):
 
     @property
     def full_policy(self) -> dict[str, Any]:
-        """The policy document as it is deployed here."""
+        """The policy document as it is deployed here.
+
+        Rules that read what no simulated exporter shows are off unless the scenario names them: to
+        be told that they are blind would say nothing of the fleet that is rehearsed.
+        """
         cluster = self.cluster
         named = {"name": cluster.name, "workspace": cluster.workspace, "region": REGION}
         matcher = f'cluster="{cluster.name}"'
-        return {"schema_version": 1, **self.policy, "clusters": [{**named, "matcher": matcher}]}
+        rules = {rule_id: {"enabled": False} for rule_id in rules_unseen()}
+        return {
+            "schema_version": 1,
+            **self.policy,
+            "rules": {**rules, **self.policy.get("rules", {})},
+            "clusters": [{**named, "matcher": matcher}],
+        }
 
     @property
     def whole_timeline(self) -> tuple[TimelineEntry, ...]:
@@ -332,6 +344,18 @@ class ScenarioDocument(_Model):
             return self.timeline
         first = TimelineEntry(at_s=self.start.at_s, alert=self.start.alert)
         return (*self.timeline, first)
+
+
+@cache
+def rules_unseen() -> tuple[str, ...]:
+    """Return the rules that lack a metric under all its names where the simulated exporters run."""
+    shown = {*METRICS_BY_NAME, XID_ERRORS, XID_COUNT}
+    catalogue = load_catalogue()
+    return tuple(
+        rule.id
+        for rule in catalogue.rules
+        if any(shown.isdisjoint(catalogue.metric_names.get(name, ())) for name in rule.metrics)
+    )
 
 
 def load_scenario(path: Path) -> ScenarioDocument:
