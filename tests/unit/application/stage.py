@@ -28,10 +28,18 @@ from nodemend.domain.capacity import IN_SERVICE, AutoScalingGroup
 from nodemend.domain.cordon import cordon_patch, plan_ownership
 from nodemend.domain.faults import FaultClass, FaultKind, Mode, Rung, Verdict
 from nodemend.domain.findings import Evidence, Finding, Sample
-from nodemend.domain.incidents import Incident, IncidentState, Origin, TimelineEntry
+from nodemend.domain.incidents import (
+    Incident,
+    IncidentState,
+    Origin,
+    Outcome,
+    RepairRecord,
+    TimelineEntry,
+)
 from nodemend.domain.nodes import INSTANCE_TYPE_LABEL, Node, NodeRef
 from nodemend.domain.pods import DisruptionBudget, EvictionAnswer, Owner, Pod
 from nodemend.domain.policy import ClusterPolicy, Limits, MaxUnavailable, Policy
+from nodemend.domain.reasons import Reason
 from nodemend.domain.rules import Catalogue
 from tests.fakes.capacity import FakeCapacity
 from tests.fakes.cluster import FakeCluster, FakeClusters
@@ -653,3 +661,25 @@ def times_sent(stage: Stage) -> Mapping[str, int]:
 def words(timeline: Iterable[TimelineEntry]) -> list[str]:
     """Return a timeline as words."""
     return [f"{entry.step}: {entry.what}" for entry in timeline]
+
+
+def clear(stage: Stage) -> None:
+    """Forget what happened so far."""
+    for port in (stage.cluster, stage.capacity, stage.instances):
+        port.faults.calls.clear()
+    stage.cluster.events.clear()
+    stage.bus.accepted.clear()
+
+
+def repair_of(stage: Stage, request: Request) -> RepairRecord:
+    """Return the note of the attempt that is under way."""
+    repair = stage.incident(request.incident_id).repair
+    assert repair is not None
+    return repair
+
+
+def verdict_of(stage: Stage, request: Request) -> tuple[Outcome, Reason]:
+    """Return the decided end."""
+    verdict = stage.incident(request.incident_id).verdict
+    assert verdict is not None
+    return verdict

@@ -29,7 +29,6 @@ from nodemend.domain.incidents import (
 from nodemend.domain.nodes import OWNER_ANNOTATION, Node, Readiness
 from nodemend.domain.policy import Attempts, Deadlines, Limits, MaxUnavailable
 from nodemend.domain.rails import PAUSE_ANNOTATION
-from nodemend.domain.reasons import Reason
 from tests.fakes.system import START
 from tests.unit.application import run
 from tests.unit.application.machine import Machine
@@ -39,13 +38,16 @@ from tests.unit.application.stage import (
     Request,
     Stage,
     after_every_crash,
+    clear,
     enforce,
     gpu_node,
     instance_id,
     node_name,
     pod,
+    repair_of,
     samples,
     times_sent,
+    verdict_of,
     words,
     xid_finding,
     xid_labels,
@@ -90,28 +92,6 @@ def validating(**policy: Any) -> tuple[Stage, Request]:
     assert run.check(stage, request).next == "validate"
     clear(stage)
     return stage, request
-
-
-def clear(stage: Stage) -> None:
-    """Forget what happened so far."""
-    for port in (stage.cluster, stage.capacity, stage.instances):
-        port.faults.calls.clear()
-    stage.cluster.events.clear()
-    stage.bus.accepted.clear()
-
-
-def repair_of(stage: Stage, request: Request) -> RepairRecord:
-    """Return the note of the attempt that is under way."""
-    repair = stage.incident(request.incident_id).repair
-    assert repair is not None
-    return repair
-
-
-def verdict_of(stage: Stage, request: Request) -> tuple[Outcome, Reason]:
-    """Return the decided end."""
-    verdict = stage.incident(request.incident_id).verdict
-    assert verdict is not None
-    return verdict
 
 
 def until_not_waiting(stage: Stage, step: Callable[[], Any]) -> Any:

@@ -36,13 +36,16 @@ from tests.unit.application.stage import (
     Request,
     Stage,
     after_every_crash,
+    clear,
     enforce,
     gpu_node,
     instance_id,
     node_name,
     pod,
+    repair_of,
     samples,
     times_sent,
+    verdict_of,
     xid_labels,
 )
 
@@ -71,27 +74,6 @@ def validating(**policy: Any) -> tuple[Stage, Request]:
     assert run.check(stage, request).next == "validate"
     clear(stage)
     return stage, request
-
-
-def clear(stage: Stage) -> None:
-    """Forget what happened so far."""
-    stage.cluster.faults.calls.clear()
-    stage.capacity.faults.calls.clear()
-    stage.bus.accepted.clear()
-
-
-def verdict_of(stage: Stage, request: Request) -> tuple[Outcome, Reason]:
-    """Return the decided end."""
-    verdict = stage.incident(request.incident_id).verdict
-    assert verdict is not None
-    return verdict
-
-
-def repair_of(stage: Stage, request: Request) -> RepairRecord:
-    """Return the repair's note."""
-    repair = stage.incident(request.incident_id).repair
-    assert repair is not None
-    return repair
 
 
 # --- start_repair ---------------------------------------------------------------------------------
