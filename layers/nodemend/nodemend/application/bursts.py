@@ -11,6 +11,7 @@ from functools import partial
 from nodemend.application.ports import Guards, Report
 from nodemend.application.steps import update_guard
 from nodemend.domain.breaker import bursts_of
+from nodemend.domain.faults import Family
 from nodemend.domain.findings import Finding
 from nodemend.domain.guard import note_bursts
 
@@ -19,8 +20,14 @@ GONE_AFTER = timedelta(minutes=15)
 about one that had gone, and the fault is new again."""
 
 
+def report_name(family: Family, node: str) -> str:
+    """Return the name under which a scan remembers what it reported of a node."""
+    return f"{family}/{node}"
+
+
 def note_new(
     cluster: str,
+    family: Family,
     found: Mapping[str, Iterable[Finding]],
     last: Mapping[str, Report],
     *,
@@ -31,8 +38,9 @@ def note_new(
 
     Args:
         cluster: The cluster.
-        found: Findings, by the name of their report in the scan's memory.
-        last: The last report by the same name.
+        family: The family of the findings.
+        found: Findings, by the name of their node.
+        last: The scan's last reports, by `report_name`.
         guards: Where it is noted.
         now: The time.
 
@@ -44,7 +52,7 @@ def note_new(
         finding
         for name, findings in found.items()
         for finding in findings
-        if finding.key not in _known(last.get(name), now)
+        if finding.key not in _known(last.get(report_name(family, name)), now)
     ]
     bursts = bursts_of(new, now)
     if bursts:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from nodemend.application.bursts import note_new
+from nodemend.application.bursts import note_new, report_name
 from nodemend.application.detection import Detection, detect
 from nodemend.application.ports import (
     Announcement,
@@ -26,7 +26,6 @@ from nodemend.application.scan_gpu_health import (
     REPORTED,
     by_node,
     fault_event,
-    report_name,
 )
 from nodemend.contracts.alerts import (
     ReceiveAlertRequest,
@@ -365,9 +364,8 @@ def _announce(
     events: list[Announcement] = []
     for (cluster, family), held in found.items():
         nodes = by_node(held.values())
-        by_report = {report_name(family, name): findings for name, findings in nodes.items()}
-        last = ports.memory.last_reports(cluster.name, by_report)
-        note_new(cluster.name, by_report, last, guards=ports.guards, now=now)
+        last = ports.memory.last_reports(cluster.name, [report_name(family, n) for n in nodes])
+        note_new(cluster.name, family, nodes, last, guards=ports.guards, now=now)
         events.extend(
             fault_event(family, cluster, name, findings, now, origin="alert")
             for name, findings in sorted(nodes.items())

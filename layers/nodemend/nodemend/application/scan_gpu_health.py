@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
-from nodemend.application.bursts import note_new
+from nodemend.application.bursts import note_new, report_name
 from nodemend.application.detection import Detection, detect
 from nodemend.application.ports import (
     Announcement,
@@ -93,12 +93,9 @@ def scan_gpu_health(request: ScanGpuHealthRequest, *, ports: ScanPorts) -> ScanG
             logger.warning("rule %s of %s is unknown: %s", rule_id, cluster.name, why)
         _note_clean_ups(cluster, detection.findings)
         reportable = by_node(f for f in detection.findings if f.verdict in REPORTED)
-        names = {name: report_name(request.family, name) for name in reportable}
-        last = ports.memory.last_reports(
-            cluster.name, [*names.values(), _blind_name(request.family)]
-        )
-        by_report = {names[name]: findings for name, findings in reportable.items()}
-        note_new(cluster.name, by_report, last, guards=ports.guards, now=now)
+        names = [report_name(request.family, name) for name in reportable]
+        last = ports.memory.last_reports(cluster.name, [*names, _blind_name(request.family)])
+        note_new(cluster.name, request.family, reportable, last, guards=ports.guards, now=now)
         announcements, reports = _news(
             request.family, cluster, reportable, detection.unknown, last=last, now=now
         )
@@ -166,11 +163,6 @@ def by_node(findings: Iterable[Finding]) -> Mapping[str, list[Finding]]:
         name = finding.node_names[0] if finding.node_names else f"gpu/{finding.gpu_uuid}"
         nodes.setdefault(name, []).append(finding)
     return nodes
-
-
-def report_name(family: Family, node: str) -> str:
-    """Return the name under which a scan remembers what it reported of a node."""
-    return f"{family}/{node}"
 
 
 def _blind_name(family: Family) -> str:

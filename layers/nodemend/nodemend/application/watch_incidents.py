@@ -280,7 +280,7 @@ def _free_lost_slots(cluster: str, open_ids: frozenset[str], ports: WatchPorts) 
         if incident is None and is_expired:
             lost = partial(release, incident_id=slot.incident_id)
             update_guard(ports.closing.guards, cluster, lost)
-        elif incident is not None and _is_left_half_closed(incident, now, is_expired=is_expired):
+        elif incident is not None and _is_settled(incident, now, is_expired=is_expired):
             free(incident, now=now, ports=ports.closing)
         else:
             continue
@@ -288,7 +288,7 @@ def _free_lost_slots(cluster: str, open_ids: frozenset[str], ports: WatchPorts) 
     return freed
 
 
-def _is_left_half_closed(incident: Incident, now: datetime, *, is_expired: bool) -> bool:
+def _is_settled(incident: Incident, now: datetime, *, is_expired: bool) -> bool:
     """Tell whether everybody who found the incident open has ended by now."""
     closed_at = incident.closed_at
     if not incident.is_closed or closed_at is None:

@@ -396,7 +396,7 @@ def _why_wait(
     early = (
         _why_outside_windows(incident, policy, now)
         or why_hold(incident, policy, now)
-        or why_unconfirmed(incident, node, offered=fleet.snapshot.expected_gpus(node, {}))
+        or why_unconfirmed(incident, node, offered=fleet.offered(node))
     )
     return early or _why_no_room(guard, fleet, node, incident, policy, now)
 

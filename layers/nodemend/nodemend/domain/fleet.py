@@ -93,6 +93,10 @@ class FleetView:
         self._out.update((uid, (name, group)) for uid, name, group in held)
         self._counts = Counter(group for _, group in self._out.values())
         self._missing = self._gaps(held)
+        self._offered: dict[str, int] = {}
+        for node in snapshot.nodes:
+            most = self._offered.get(node.instance_type, 0)
+            self._offered[node.instance_type] = max(most, node.gpu_capacity)
         self._desired: dict[str | None, int] = {}
         self._listed: dict[str | None, list[tuple[str, str]]] = {}
 
@@ -122,6 +126,10 @@ class FleetView:
     def node(self, uid: str) -> Node | None:
         """Return a node by UID."""
         return self._nodes.get(uid)
+
+    def offered(self, node: Node) -> int:
+        """Return how many GPUs the nodes of this node's instance type offer at most."""
+        return self._offered[node.instance_type]
 
     def members(self, group: str) -> frozenset[str]:
         """Return the UIDs of a group's nodes."""
